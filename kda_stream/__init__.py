@@ -1,0 +1,217 @@
+"""Loads the KDA layers of safetensors checkpoints, checked, into page-locked memory.
+
+The public names are loaded when they are first used, so that the import costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+TYPE_CHECKING = False  # the typing module alone would take half of the import's time
+if sys.byteorder != "little":
+    from .errors import ErrorCode, NotBuiltError
+
+    raise NotBuiltError(
+        ErrorCode.PLATFORM,
+        "kda_stream needs a little-endian machine",
+        expected="little",
+        got=sys.byteorder,
+        hint="safetensors payload is little-endian and bytes are never changed here",
+    )
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .bind import (
+        BindProblem,
+        BoundTensor,
+        KdaBindReport,
+        KdaWeights,
+        ProblemKind,
+        bind_kda_weights,
+        check_kda_weights,
+        kda_slot_bytes,
+    )
+    from .checkpoint.checkpoint import Checkpoint, OpenReport, open_checkpoint
+    from .checkpoint.header import Header, TensorInfo
+    from .checkpoint.layer import LayerIndex, LayerSource
+    from .dtypes import KdaDtype
+    from .errors import (
+        ArgumentError,
+        BindError,
+        CheckpointError,
+        ClosedError,
+        ConfigError,
+        ErrorCode,
+        HeaderError,
+        InUseError,
+        KdaStreamError,
+        MemoryRefusedError,
+        NotBuiltError,
+        NotFoundError,
+        PathError,
+        PayloadError,
+        ShardIndexError,
+        ShardsMissingError,
+        SlotError,
+        SpanError,
+        StreamError,
+    )
+    from .kda.classify import AttnBlockKind, classify_attn_block
+    from .kda.config import KdaConfig
+    from .kda.source import KdaTensorSource, RawTensor
+    from .kda.tensors import DSA_MARKERS, KDA_TENSORS, TensorSpec
+    from .staging.arena import LockReport, PinnedArena, Slot
+    from .staging.spans import CopyPlan, FileRange, Span
+    from .stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "bind": (
+        "BindProblem",
+        "BoundTensor",
+        "KdaBindReport",
+        "KdaWeights",
+        "ProblemKind",
+        "bind_kda_weights",
+        "check_kda_weights",
+        "kda_slot_bytes",
+    ),
+    "checkpoint.checkpoint": (
+        "Checkpoint",
+        "OpenReport",
+        "open_checkpoint",
+    ),
+    "checkpoint.header": (
+        "Header",
+        "TensorInfo",
+    ),
+    "checkpoint.layer": (
+        "LayerIndex",
+        "LayerSource",
+    ),
+    "dtypes": ("KdaDtype",),
+    "errors": (
+        "ArgumentError",
+        "BindError",
+        "CheckpointError",
+        "ClosedError",
+        "ConfigError",
+        "ErrorCode",
+        "HeaderError",
+        "InUseError",
+        "KdaStreamError",
+        "MemoryRefusedError",
+        "NotBuiltError",
+        "NotFoundError",
+        "PathError",
+        "PayloadError",
+        "ShardIndexError",
+        "ShardsMissingError",
+        "SlotError",
+        "SpanError",
+        "StreamError",
+    ),
+    "kda.classify": (
+        "AttnBlockKind",
+        "classify_attn_block",
+    ),
+    "kda.config": ("KdaConfig",),
+    "kda.source": (
+        "KdaTensorSource",
+        "RawTensor",
+    ),
+    "kda.tensors": (
+        "DSA_MARKERS",
+        "KDA_TENSORS",
+        "TensorSpec",
+    ),
+    "staging.arena": (
+        "LockReport",
+        "PinnedArena",
+        "Slot",
+    ),
+    "staging.spans": (
+        "CopyPlan",
+        "FileRange",
+        "Span",
+    ),
+    "stream": (
+        "KdaLayer",
+        "KdaLayerStream",
+        "StreamReport",
+        "stream_kda_layers",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "DSA_MARKERS",
+    "KDA_TENSORS",
+    "ArgumentError",
+    "AttnBlockKind",
+    "BindError",
+    "BindProblem",
+    "BoundTensor",
+    "Checkpoint",
+    "CheckpointError",
+    "ClosedError",
+    "ConfigError",
+    "CopyPlan",
+    "ErrorCode",
+    "FileRange",
+    "Header",
+    "HeaderError",
+    "InUseError",
+    "KdaBindReport",
+    "KdaConfig",
+    "KdaDtype",
+    "KdaLayer",
+    "KdaLayerStream",
+    "KdaStreamError",
+    "KdaTensorSource",
+    "KdaWeights",
+    "LayerIndex",
+    "LayerSource",
+    "LockReport",
+    "MemoryRefusedError",
+    "NotBuiltError",
+    "NotFoundError",
+    "OpenReport",
+    "PathError",
+    "PayloadError",
+    "PinnedArena",
+    "ProblemKind",
+    "RawTensor",
+    "ShardIndexError",
+    "ShardsMissingError",
+    "Slot",
+    "SlotError",
+    "Span",
+    "SpanError",
+    "StreamError",
+    "StreamReport",
+    "TensorInfo",
+    "TensorSpec",
+    "bind_kda_weights",
+    "check_kda_weights",
+    "classify_attn_block",
+    "kda_slot_bytes",
+    "open_checkpoint",
+    "stream_kda_layers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

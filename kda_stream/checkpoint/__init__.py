@@ -1,0 +1,1 @@
+"""What a checkpoint's files say. Metadata only: no payload byte is read here."""

@@ -1,0 +1,447 @@
+"""A checkpoint: a directory, an index or one file, as one mapping of checked tensors."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from ..errors import (
+    ArgumentError,
+    CheckpointError,
+    ClosedError,
+    ErrorCode,
+    HeaderError,
+    InUseError,
+    KdaStreamError,
+    NotFoundError,
+    PathError,
+    ShardIndexError,
+    ShardsMissingError,
+    listed,
+)
+from ..files import read_small_file, refuse_path
+from ..kda.config import hidden_layer_count, read_config
+from ..kda.source import RawTensor
+from ..limits import HEADER_BYTES_MAX, INDEX_BYTES_MAX, SHOWN_ITEMS_MAX
+from .header import TensorInfo
+from .index import Index, parse_index
+from .layer import LayerIndex, LayerNames, LayerSource, find_layers
+from .shard import Shard, open_shard
+
+SHARD_SUFFIX: Final = ".safetensors"
+INDEX_SUFFIX: Final = ".safetensors.index.json"
+CONFIG_NAME: Final = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of a checkpoint, before any of them is opened."""
+
+    directory: str
+    index_path: str | None
+    index: Index | None
+    shard_names: tuple[str, ...]
+    ignored_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReport:
+    """What opening a checkpoint found beside its tensors.
+
+    `unlisted` are (tensor, shard file) that a shard holds and the index does not place there: no
+    part of the checkpoint. `ignored_files` are safetensors files in the folder that the index does
+    not name. `total_size_listed` is the index's claim, `tensor_bytes` the truth.
+    """
+
+    shards: int
+    tensors: int
+    tensor_bytes: int
+    file_bytes: int
+    unlisted: tuple[tuple[str, str], ...]
+    ignored_files: tuple[str, ...]
+    total_size_listed: int | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Each thing that was ignored, as a sentence."""
+        notes = []
+        if self.unlisted:
+            notes.append(
+                f"{len(self.unlisted)} tensors are not placed in their shard by the index and are "
+                "ignored: " + listed([f"{name} in {file}" for name, file in self.unlisted])
+            )
+        if self.ignored_files:
+            notes.append(
+                f"{len(self.ignored_files)} safetensors files are not named by the index and are "
+                "ignored: " + listed(list(self.ignored_files))
+            )
+        if self.total_size_listed not in (None, self.tensor_bytes):
+            notes.append(
+                f"the index claims a total_size of {self.total_size_listed} bytes, its tensors "
+                f"have {self.tensor_bytes}"
+            )
+        return tuple(notes)
+
+
+class Checkpoint:
+    """An open checkpoint: a read-only mapping from tensor name to `RawTensor`.
+
+    Made by `open_checkpoint`. Every header has been checked; no payload has been touched, and no
+    descriptor is held. Tensors are lent: their views end with `close()`. Safe to use from several
+    threads. A context manager.
+
+    Attributes: `path` as given, `directory` that holds the shards, `report` (an `OpenReport`).
+    """
+
+    def __init__(
+        self,
+        path: str,
+        files: _Files,
+        shards: Mapping[str, Shard],
+        places: Mapping[str, str],
+        unlisted: tuple[tuple[str, str], ...],
+    ) -> None:
+        self.path = path
+        self.directory = files.directory
+        self._shards = shards
+        self._places = places
+        self._closed = False
+        self._layers_lock = threading.Lock()
+        self._layers: LayerNames | None = None
+        self.report = OpenReport(
+            shards=len(shards),
+            tensors=len(places),
+            tensor_bytes=sum(shard.header.payload_bytes for shard in shards.values())
+            - sum(shards[file].header.info(name).nbytes for name, file in unlisted),
+            file_bytes=sum(shard.identity.file_bytes for shard in shards.values()),
+            unlisted=unlisted,
+            ignored_files=files.ignored_names,
+            total_size_listed=None if files.index is None else files.index.total_size,
+        )
+
+    # the mapping
+
+    def keys(self) -> list[str]:
+        """Every tensor name, in the index's order."""
+        return list(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __getitem__(self, name: str) -> RawTensor:
+        return self.tensor(name)
+
+    def info(self, name: str) -> TensorInfo:
+        """What the headers say of the tensor `name`; raises `NotFoundError` when there is none."""
+        return self.shard_of(name).header.info(name)
+
+    def tensor(self, name: str) -> RawTensor:
+        """The tensor `name`, its bytes lent until `close()`.
+
+        Raises `NotFoundError` when there is none, `ClosedError` after `close()`.
+        """
+        if self._closed:
+            raise ClosedError(
+                ErrorCode.CHECKPOINT_CLOSED,
+                "the checkpoint is closed",
+                path=self.path,
+                tensor=name,
+                hint="open it again",
+            )
+        return self.shard_of(name).tensor(name)
+
+    def shard_of(self, name: str) -> Shard:
+        """The shard that holds the tensor `name`; raises `NotFoundError` when none does."""
+        file = self._places.get(name)
+        if file is None:
+            raise NotFoundError(
+                ErrorCode.TENSOR_UNKNOWN,
+                "the checkpoint has no such tensor",
+                path=self.path,
+                tensor=name,
+                hint="keys() lists the names",
+            )
+        return self._shards[file]
+
+    @property
+    def shards(self) -> Mapping[str, Shard]:
+        """The shards by file name, in the index's order."""
+        return self._shards
+
+    # layers
+
+    @property
+    def config_path(self) -> str | None:
+        """The config.json beside the shards, or None when there is none."""
+        path = os.path.join(self.directory, CONFIG_NAME)
+        return path if os.path.lexists(path) else None
+
+    @cached_property
+    def config(self) -> Mapping[str, Any] | None:
+        """The config.json beside the shards as an object, or None; raises `ConfigError`."""
+        return None if self.config_path is None else read_config(self.config_path)
+
+    @property
+    def layer_prefix(self) -> str:
+        """What the full names of layer tensors have before the layer's number."""
+        return self._layer_names().prefix
+
+    def layers(self) -> tuple[LayerIndex, ...]:
+        """The numbers of the layers, in numeric order, with `is_mtp` marked.
+
+        A layer is an MTP layer when its number is at least the config's `num_hidden_layers`; with
+        no config, none is marked. Raises `CheckpointError` when the names show no decoder or two.
+        """
+        return tuple(self._layer_index(number) for number in self._layer_names().by_number)
+
+    def layer(self, index: int) -> LayerSource:
+        """The layer of that number; raises `NotFoundError` when the checkpoint has none."""
+        layers = self._layer_names()
+        names = layers.by_number.get(index)
+        if names is None:
+            numbers = list(layers.by_number)
+            raise NotFoundError(
+                ErrorCode.LAYER_UNKNOWN,
+                f"the checkpoint has no layer {index}",
+                path=self.path,
+                expected=f"one of {len(numbers)} layers from {numbers[0]} to {numbers[-1]} "
+                f"under {layers.prefix}",
+                hint="layers() lists them",
+            )
+        prefix = f"{layers.prefix}{index}."
+        return LayerSource(self, self._layer_index(index), prefix, names)
+
+    def _layer_names(self) -> LayerNames:
+        with self._layers_lock:
+            if self._layers is None:
+                self._layers = find_layers(self._places, path=self.path)
+            return self._layers
+
+    def _layer_index(self, number: int) -> LayerIndex:
+        count = None if self.config is None else hidden_layer_count(self.config, self.config_path)
+        return LayerIndex(number, is_mtp=count is not None and number >= count)
+
+    # the end
+
+    def close(self) -> None:
+        """Unmap every shard; every view of a tensor ends, and using one raises ValueError.
+
+        An array that was made from a view keeps the memory it points into: the maps are let go all
+        the same, and `InUseError` names the shards that stay mapped until their arrays are gone.
+        """
+        self._closed = True
+        kept = [shard.file_name for shard in self._shards.values() if not shard.close()]
+        if kept:
+            raise InUseError(
+                ErrorCode.MEMORY_IN_USE,
+                "arrays still point into mapped shards",
+                path=self.directory,
+                got=listed(kept),
+                hint="drop the arrays, or copy them, before the checkpoint is closed",
+            )
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except InUseError:
+            if error is None:  # else the error on its way says more, and its frames hold the arrays
+                raise
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._places)} tensors"
+        return f"Checkpoint({self.path!r}, {len(self._shards)} shards, {state})"
+
+
+def open_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    verify: Literal["all"] = "all",
+    header_bytes_max: int = HEADER_BYTES_MAX,
+) -> Checkpoint:
+    """Open a checkpoint: a directory, an index file, or one shard; close it after use.
+
+    Lists the files, looks at each, reads and checks every header, and checks the index against
+    them, in that order; no payload byte is read. A directory must hold one index, or one shard and
+    no index. `verify="all"` is the one level there is; `header_bytes_max` raises the cap for
+    headers that are larger by right.
+
+    Raises `PathError`, `HeaderError`, `ShardIndexError`, `ShardsMissingError`, or, when more than
+    one shard is at fault, a `CheckpointError` whose `problems` are all of these.
+
+    Example: `with open_checkpoint("GLM-5.3-Flash") as checkpoint: print(len(checkpoint))`.
+    """
+    if verify != "all":
+        raise ArgumentError(
+            ErrorCode.ARGUMENT, "verify is unknown", expected="'all'", got=repr(verify)
+        )
+    name = os.fspath(path)
+    files = _list_files(name)
+    shards = _open_shards(files, header_bytes_max, name)
+    return Checkpoint(name, files, shards, *_checked_places(files, shards, name))
+
+
+# From a path to the files ------------------------------------------------------------------------
+
+
+def _list_files(path: str) -> _Files:
+    if os.path.isdir(path):
+        return _list_directory(path)
+    directory = os.path.dirname(path) or "."
+    if path.endswith(".json"):
+        return _list_indexed(directory, path)
+    return _Files(directory, None, None, (os.path.basename(path),), ())
+
+
+def _list_directory(path: str) -> _Files:
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        refuse_path(path, error)
+    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    shards = [name for name in names if name.endswith(SHARD_SUFFIX)]
+    if len(indexes) == 1:
+        return _list_indexed(path, os.path.join(path, indexes[0]))
+    if indexes:
+        raise CheckpointError(
+            ErrorCode.CHECKPOINT_TWO_INDEXES,
+            "the directory holds more than one index",
+            path=path,
+            expected="one index",
+            got=listed(indexes),
+            hint="pass the path of the index to load",
+        )
+    if len(shards) == 1:
+        return _Files(path, None, None, (shards[0],), ())
+    if shards:
+        raise CheckpointError(
+            ErrorCode.CHECKPOINT_NO_INDEX,
+            f"the directory holds {len(shards)} shards and no index",
+            path=path,
+            expected="a model.safetensors.index.json",
+            got=listed(shards),
+            hint="fetch the index too, or pass the path of one shard",
+        )
+    raise CheckpointError(
+        ErrorCode.CHECKPOINT_NO_SHARDS,
+        "the directory holds no safetensors file",
+        path=path,
+        expected="model.safetensors, or shards and their index",
+        got=listed(names) or "an empty directory",
+        hint="pass the folder that holds the weights",
+    )
+
+
+def _list_indexed(directory: str, index_path: str) -> _Files:
+    index = parse_index(read_small_file(index_path, INDEX_BYTES_MAX), path=index_path)
+    named = tuple(sorted(set(index.weight_map.values())))
+    try:
+        present = {name for name in os.listdir(directory) if name.endswith(SHARD_SUFFIX)}
+    except OSError as error:
+        refuse_path(directory, error)
+    return _Files(directory, index_path, index, named, tuple(sorted(present.difference(named))))
+
+
+# From the files to checked headers ---------------------------------------------------------------
+
+
+def _open_shards(files: _Files, header_bytes_max: int, path: str) -> dict[str, Shard]:
+    paths = {name: os.path.join(files.directory, name) for name in files.shard_names}
+    missing = tuple(name for name in paths if not os.path.lexists(paths[name]))
+    if missing and files.index is not None:
+        error = ShardsMissingError(
+            ErrorCode.INDEX_SHARDS_MISSING,
+            "shards that the index names are missing",
+            path=files.index_path,
+            expected=f"{len(paths)} shards",
+            got=f"{len(missing)} of {len(paths)} missing: {listed(list(missing))}",
+            hint="the download is incomplete: fetch them",
+        )
+        error.missing = missing
+        raise error
+    shards: dict[str, Shard] = {}
+
+    def open_one(name: str) -> None:
+        shards[name] = open_shard(paths[name], header_bytes_max=header_bytes_max)
+
+    _raise_all(open_one, files.shard_names, path, "shards cannot be used")
+    return shards
+
+
+def _checked_places(
+    files: _Files, shards: Mapping[str, Shard], path: str
+) -> tuple[Mapping[str, str], tuple[tuple[str, str], ...]]:
+    """Tensor name -> shard file, as the index says and the shards bear out; and what it leaves out."""
+    if files.index is None:
+        return {name: file for file, shard in shards.items() for name in shard.header}, ()
+    places = files.index.weight_map
+    unlisted: list[tuple[str, str]] = []
+    held = 0
+    for file, shard in shards.items():
+        listed_here = list(map(places.get, shard.header)).count(file)
+        held += listed_here
+        if listed_here != len(shard.header):
+            unlisted += ((name, file) for name in shard.header if places.get(name) != file)
+    if held != len(places):
+        _refuse_lost(places, shards, path)
+    return places, tuple(unlisted)
+
+
+def _refuse_lost(places: Mapping[str, str], shards: Mapping[str, Shard], path: str) -> None:
+    lost: dict[str, list[str]] = {}
+    for name, file in places.items():
+        if name not in shards[file].header:
+            lost.setdefault(file, []).append(name)
+
+    def refuse(file: str) -> None:
+        raise ShardIndexError(
+            ErrorCode.INDEX_TENSORS_MISSING,
+            "the index places tensors in a shard that does not hold them",
+            path=shards[file].path,
+            tensor=lost[file][0],
+            expected=f"{list(places.values()).count(file)} tensors of the index",
+            got=f"{len(lost[file])} missing: {listed(lost[file])}",
+            hint="the index and the shards are of different saves: fetch both again",
+        )
+
+    _raise_all(refuse, tuple(lost), path, "shards lack tensors of the index")
+
+
+def _raise_all(check: Callable[[str], None], names: tuple[str, ...], path: str, what: str) -> None:
+    """Run `check` on every name; raise its one error, or one `CheckpointError` with all of them."""
+    problems: list[KdaStreamError] = []
+    for name in names:
+        try:
+            check(name)
+        except (HeaderError, PathError, ShardIndexError) as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        whole = CheckpointError(
+            ErrorCode.CHECKPOINT_PROBLEMS,
+            f"{len(problems)} of {len(names)} {what}",
+            path=path,
+            got="; ".join(error.finding for error in problems[:SHOWN_ITEMS_MAX]),
+            hint=problems[0].hint,
+        )
+        whole.problems = tuple(problems)
+        raise whole

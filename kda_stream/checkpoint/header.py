@@ -1,0 +1,255 @@
+"""One shard's header: its bytes and the file's size in, a checked `Header` out.
+
+Pure: no file, no clock. The format is the safetensors one: an unsigned 64-bit little-endian length,
+that many bytes of JSON that begin with `{` and may be padded with spaces, then the payload, which
+the tensors' `data_offsets` tile exactly. Nothing here is laxer than the safetensors package; where
+that lets through what its specification forbids (duplicate names, unknown keys, white space before
+`{`), this refuses.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import sub
+from typing import Final
+
+from ..dtypes import DTYPE_BITS
+from ..errors import ErrorCode, HeaderError, shown
+from ..jsontext import first_repeated
+from ..limits import HEADER_BYTES_MAX, INTEGER_MAX
+from .foreign import no_header
+from .header_text import Columns, Kind, duplicate_name, entry_error, read_columns
+
+LENGTH_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a header says of one tensor.
+
+    `dtype` is the format's code, `begin` and `end` are its `data_offsets`: bytes from the start of
+    the payload.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """The tensor's size in bytes."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A checked header; iterates over its tensor names in the header's own order.
+
+    The tensors are kept as columns, which take a third of the memory of an object each: `numbers`
+    gives a name's place in `kinds`, `begins` and `ends`.
+    """
+
+    payload_begin: int
+    payload_bytes: int
+    metadata: Mapping[str, str]
+    numbers: Mapping[str, int] = field(repr=False)
+    kinds: Sequence[Kind] = field(repr=False)
+    begins: Sequence[int] = field(repr=False)
+    ends: Sequence[int] = field(repr=False)
+
+    def info(self, name: str) -> TensorInfo:
+        """The tensor `name`; raises KeyError when the shard does not hold it."""
+        number = self.numbers[name]
+        dtype, shape = self.kinds[number]
+        return TensorInfo(dtype, shape, self.begins[number], self.ends[number])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.numbers
+
+
+def header_length(
+    start: bytes, file_bytes: int, *, path: object = None, header_bytes_max: int = HEADER_BYTES_MAX
+) -> int:
+    """The length of the JSON header, from the first bytes of a file of `file_bytes` bytes.
+
+    `start` holds at least the first 8 bytes where the file has them; more of it (64 bytes) lets the
+    error say what a foreign file looks like. Raises `HeaderError` when no header can follow.
+    """
+    if file_bytes < LENGTH_BYTES:
+        code = ErrorCode.HEADER_FILE_TOO_SHORT
+        raise no_header(
+            code,
+            "the file is shorter than a header's length field",
+            start,
+            path,
+            f"at least {LENGTH_BYTES} bytes",
+            f"{file_bytes} bytes",
+        )
+    length = int.from_bytes(start[:LENGTH_BYTES], "little")
+    if length == 0:
+        code = ErrorCode.HEADER_LENGTH_ZERO
+        raise no_header(code, "the header is empty", start, path, "a JSON header", "length 0")
+    if length > file_bytes - LENGTH_BYTES:
+        code = ErrorCode.HEADER_LENGTH_OVER_FILE
+        raise no_header(
+            code,
+            "the header reaches past the end of the file",
+            start,
+            path,
+            f"at most {file_bytes - LENGTH_BYTES} bytes of header",
+            f"a length of {length}",
+        )
+    if length > header_bytes_max:
+        raise HeaderError(
+            ErrorCode.HEADER_LENGTH_OVER_CAP,
+            "the header is longer than the cap",
+            path=path,
+            expected=f"at most {header_bytes_max} bytes",
+            got=f"{length} bytes",
+            hint="if the file is trusted, pass a larger header_bytes_max",
+        )
+    return length
+
+
+def parse_header(text: bytes, file_bytes: int, *, path: object = None) -> Header:
+    """Check the JSON header `text` of a file of `file_bytes` bytes, whole, and return it.
+
+    Raises `HeaderError`, with a code for each kind of fault, when the header breaks the format, a
+    tensor's size is not its shape's, the offsets do not tile the payload, or the file is not
+    exactly as long as the header says. Source of the rules: the safetensors README ("Format") and
+    its reader, safetensors/src/tensor.rs.
+    """
+    columns = read_columns(text, path)
+    numbers = dict(zip(columns.names, range(len(columns.names)), strict=True))
+    if len(numbers) != len(columns.names):
+        raise duplicate_name(first_repeated(columns.names), path)
+    _check_sizes(columns, path)
+    payload_bytes = _check_tiling(columns, path)
+    payload_begin = LENGTH_BYTES + len(text)
+    _check_file_size(payload_begin + payload_bytes, file_bytes, path)
+    kinds = tuple(map(columns.kinds.__getitem__, columns.kind_keys))
+    return Header(
+        payload_begin,
+        payload_bytes,
+        columns.metadata,
+        numbers,
+        kinds,
+        array("Q", columns.begins),
+        array("Q", columns.ends),
+    )
+
+
+# The values of the columns -----------------------------------------------------------------------
+
+
+def _check_sizes(columns: Columns, path: object) -> None:
+    """Each dtype known, each shape countable, each byte range exactly its shape's size."""
+    sizes = {
+        key: _tensor_bytes(columns.kinds[key], columns.names[columns.kind_keys.index(key)], path)
+        for key in dict.fromkeys(columns.kind_keys)
+    }
+    expected = list(map(sizes.__getitem__, columns.kind_keys))
+    stored = list(map(sub, columns.ends, columns.begins))
+    if expected == stored:
+        return
+    at = next(i for i, (a, b) in enumerate(zip(expected, stored, strict=True)) if a != b)
+    dtype, shape = columns.kinds[columns.kind_keys[at]]
+    raise entry_error(
+        ErrorCode.OFFSETS_SIZE,
+        "its byte range is not its shape's size",
+        columns.names[at],
+        path,
+        f"{expected[at]} bytes for {dtype} {list(shape)}",
+        f"{stored[at]} bytes at [{columns.begins[at]}, {columns.ends[at]}]",
+    )
+
+
+def _tensor_bytes(kind: Kind, name: str, path: object) -> int:
+    dtype, shape = kind
+    width = DTYPE_BITS.get(dtype)
+    if width is None:
+        raise entry_error(
+            ErrorCode.DTYPE_UNKNOWN,
+            "its dtype is unknown",
+            name,
+            path,
+            "one of " + ", ".join(DTYPE_BITS),
+            shown(dtype),
+        )
+    bits = 1
+    for factor in (*shape, width):
+        bits *= factor
+        if bits > INTEGER_MAX:
+            raise entry_error(
+                ErrorCode.SHAPE_OVERFLOW,
+                "its shape overflows 64 bits",
+                name,
+                path,
+                "at most 2^64 - 1 bits",
+                shown(f"{dtype} {list(shape)}"),
+            )
+    if bits % 8:
+        raise entry_error(
+            ErrorCode.SHAPE_PARTIAL_BYTE,
+            "it does not fill whole bytes",
+            name,
+            path,
+            "a multiple of 8 bits",
+            shown(f"{bits} bits for {dtype} {list(shape)}"),
+        )
+    return bits // 8
+
+
+def _check_tiling(columns: Columns, path: object) -> int:
+    """The payload's size, when the byte ranges in order of offset leave no hole and no overlap."""
+    begins, ends = list(columns.begins), list(columns.ends)
+    if begins == [0, *ends[:-1]]:  # in order already, as writers leave it
+        return ends[-1]
+    ranges = sorted(zip(begins, ends, columns.names, strict=True))
+    at, before = 0, None
+    for begin, end, name in ranges:
+        if begin != at:
+            hole = begin > at
+            raise entry_error(
+                ErrorCode.OFFSETS_HOLE if hole else ErrorCode.OFFSETS_OVERLAP,
+                "no tensor covers the bytes before it"
+                if hole
+                else f"its bytes overlap those of {shown(before)}",
+                name,
+                path,
+                f"a range from {at}",
+                f"[{begin}, {end}]",
+            )
+        at, before = end, name
+    return at
+
+
+def _check_file_size(expected: int, file_bytes: int, path: object) -> None:
+    if file_bytes < expected:
+        raise HeaderError(
+            ErrorCode.FILE_SHORT,
+            "the file is cut short",
+            path=path,
+            expected=f"{expected} bytes",
+            got=f"{file_bytes} bytes",
+            hint=f"{expected - file_bytes} bytes are missing, as after a broken download: "
+            "fetch it again",
+        )
+    if file_bytes > expected:
+        raise HeaderError(
+            ErrorCode.FILE_LONG,
+            "the file goes on after its last tensor",
+            path=path,
+            expected=f"{expected} bytes",
+            got=f"{file_bytes} bytes",
+            hint="the file is damaged or two writes were mixed: fetch it again",
+        )

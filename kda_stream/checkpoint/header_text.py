@@ -1,0 +1,281 @@
+"""The text of a header to columns of names, dtypes, shapes and offsets, none of them judged yet.
+
+Two ways for the same answer: the form that writers emit is taken apart by a pattern, which is
+several times faster and needs no object for each entry; every other legal form, and every error,
+is left to the json module. A property test holds the two together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+from ..errors import ErrorCode, HeaderError, shown
+from ..jsontext import DuplicateKeyError, parse_json
+from ..limits import INTEGER_MAX
+
+METADATA_KEY: Final = "__metadata__"
+ENTRY_KEYS: Final = frozenset({"dtype", "shape", "data_offsets"})
+
+
+Kind = tuple[str, tuple[int, ...]]  # dtype and shape; the tensors of a header share a few of them
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The tensors of a header, a column a field; `kinds` gives each of `kind_keys` its meaning."""
+
+    metadata: dict[str, str]
+    names: Sequence[str]
+    kind_keys: Sequence[Hashable]
+    kinds: Mapping[Any, Kind]
+    begins: Sequence[int]
+    ends: Sequence[int]
+
+
+_NUMBER: Final = r"(?:0|[1-9][0-9]{0,18})"
+_PLAIN_METADATA: Final = re.compile(r'\{(?:"__metadata__":(\{[^{}]*\}),)?')
+_PLAIN_ENTRY: Final = re.compile(
+    r'"([^"\\\x00-\x1f]*)":\{"dtype":"([A-Z0-9_]+","shape":\[[0-9,]*)\],'
+    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}},'
+)
+_PLAIN_ENTRY_FIXED_CHARS: Final = len('"":{"dtype":"],"data_offsets":[,]},')
+_PLAIN_KIND: Final = re.compile(rf'([A-Z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NUMBER})*)?)')
+
+
+def read_columns(text: bytes, path: object) -> Columns:
+    """Take a header apart; raises `HeaderError` when its text or its structure is not the format's."""
+    try:
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise HeaderError(
+            ErrorCode.HEADER_NOT_UTF8,
+            "the header is not UTF-8",
+            path=path,
+            expected="UTF-8 text",
+            got=f"byte {text[error.start]:#04x} at {error.start}",
+            hint="the file is damaged or no safetensors file: fetch it again",
+        ) from None
+    if not decoded.startswith("{"):
+        raise HeaderError(
+            ErrorCode.HEADER_START,
+            "the header does not begin with '{'",
+            path=path,
+            expected="'{'",
+            got=repr(decoded[:1]),
+            hint="the format forbids white space and byte-order marks before it",
+        )
+    body = decoded.rstrip(" ")
+    if body[-1].isspace() and body.rstrip().endswith("}"):
+        raise HeaderError(
+            ErrorCode.HEADER_PADDING,
+            "the header is padded with something else than spaces",
+            path=path,
+            expected="spaces (0x20) after '}'",
+            got=repr(body[-1]),
+            hint="the format allows spaces only: write the file again with the safetensors package",
+        )
+    return _plain_columns(body) or _json_columns(body, path)
+
+
+def _plain_columns(text: str) -> Columns | None:
+    """The columns of a header in the form that the safetensors package writes, else None.
+
+    Every character must belong to an entry without escapes, white space or another order of keys.
+    """
+    head = _PLAIN_METADATA.match(text)
+    entries = "" if head is None else text[head.end() : -1] + ","
+    found = _PLAIN_ENTRY.findall(entries)
+    if not found or not text.endswith("}"):
+        return None
+    names, kind_keys, begins, ends = zip(*found, strict=True)
+    chars = sum(len("".join(column)) for column in (names, kind_keys, begins, ends))
+    if chars + len(found) * _PLAIN_ENTRY_FIXED_CHARS != len(entries) or METADATA_KEY in names:
+        return None
+    kinds: dict[str, Kind] = {}
+    for key in set(kind_keys):
+        kind = _PLAIN_KIND.fullmatch(key)
+        if kind is None:
+            return None
+        kinds[key] = (kind[1], tuple(map(int, kind[2].split(","))) if kind[2] else ())
+    try:
+        metadata = _checked_metadata(parse_json(head[1])) if head and head[1] else {}
+    except (ValueError, RecursionError):
+        return None
+    return Columns(
+        metadata, names, kind_keys, kinds, tuple(map(int, begins)), tuple(map(int, ends))
+    )
+
+
+class _MetadataError(ValueError):
+    pass
+
+
+def _checked_metadata(metadata: Any) -> dict[str, str]:
+    if not isinstance(metadata, dict):
+        raise _MetadataError(f"{_kind(metadata)}")
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise _MetadataError(f"{_kind(value)} for {shown(key)!r}")
+    return metadata
+
+
+def _json_columns(text: str, path: object) -> Columns:
+    """The columns of any legal header; raises `HeaderError` for every other one."""
+    try:
+        members = parse_json(text)
+    except DuplicateKeyError as error:
+        raise duplicate_name(error.key, path) from None
+    except RecursionError:
+        raise HeaderError(
+            ErrorCode.HEADER_NESTING,
+            "the header is nested too deeply",
+            path=path,
+            expected="at most 3 levels",
+            hint="the file is crafted or damaged: do not use it",
+        ) from None
+    except ValueError as error:
+        raise HeaderError(
+            ErrorCode.HEADER_NOT_JSON,
+            "the header is not valid JSON",
+            path=path,
+            got=str(error),
+            hint="the file is damaged: fetch it again",
+        ) from None
+    try:
+        metadata = _checked_metadata(members.pop(METADATA_KEY, {}))
+    except _MetadataError as error:
+        raise HeaderError(
+            ErrorCode.HEADER_METADATA,
+            "__metadata__ is malformed",
+            path=path,
+            expected="an object with string values",
+            got=str(error),
+            hint="write the file again with the safetensors package",
+        ) from None
+    for string in chain(members, metadata, metadata.values()):
+        if not _is_unicode(string):
+            raise HeaderError(
+                ErrorCode.HEADER_LONE_SURROGATE,
+                "a string holds half a surrogate pair",
+                path=path,
+                expected="Unicode text",
+                got=string,
+                hint="the file is crafted or damaged: fetch it again",
+            )
+    rows = [_checked_entry(name, entry, path) for name, entry in members.items()]
+    kinds = [(dtype, shape) for dtype, shape, _, _ in rows]
+    return Columns(
+        metadata,
+        tuple(members),
+        kinds,
+        {kind: kind for kind in kinds},
+        [begin for _, _, begin, _ in rows],
+        [end for _, _, _, end in rows],
+    )
+
+
+def _checked_entry(name: str, entry: Any, path: object) -> tuple[str, tuple[int, ...], int, int]:
+    """One member of the header as a row, its JSON types checked but not yet its values."""
+    if not isinstance(entry, dict):
+        raise entry_error(
+            ErrorCode.ENTRY_NOT_OBJECT,
+            "its entry is no object",
+            name,
+            path,
+            "an object",
+            _kind(entry),
+        )
+    if entry.keys() != ENTRY_KEYS:
+        raise entry_error(
+            ErrorCode.ENTRY_KEYS,
+            "its entry has other keys than the format's",
+            name,
+            path,
+            "data_offsets, dtype, shape",
+            ", ".join(sorted(entry)),
+        )
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        raise entry_error(
+            ErrorCode.DTYPE_UNKNOWN,
+            "its dtype is no string",
+            name,
+            path,
+            "a dtype code",
+            _kind(dtype),
+        )
+    if not isinstance(shape, list) or not all(map(_is_count, shape)):
+        raise entry_error(
+            ErrorCode.SHAPE_INVALID,
+            "its shape is malformed",
+            name,
+            path,
+            "a list of integers from 0 to 2^64 - 1",
+            shape,
+        )
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
+        raise entry_error(
+            ErrorCode.OFFSETS_INVALID,
+            "its data_offsets are malformed",
+            name,
+            path,
+            "two integers from 0 to 2^64 - 1",
+            offsets,
+        )
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= INTEGER_MAX
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        type(None): "null",
+    }
+    return kinds[type(value)]
+
+
+def duplicate_name(key: str, path: object) -> HeaderError:
+    """The error for a header that gives the name `key` twice."""
+    return HeaderError(
+        ErrorCode.HEADER_DUPLICATE_KEY,
+        "the header gives one name twice",
+        path=path,
+        tensor=key,
+        expected="each name once",
+        hint="readers disagree on which counts, so none does: write the file again",
+    )
+
+
+def entry_error(
+    code: ErrorCode, what: str, name: str, path: object, expected: object, got: object
+) -> HeaderError:
+    """The error for a fault in the entry of the tensor `name`."""
+    return HeaderError(
+        code,
+        what,
+        path=path,
+        tensor=name,
+        expected=expected,
+        got=got,
+        hint="the file is damaged or was written wrongly: fetch it again",
+    )

@@ -1,0 +1,152 @@
+"""One shard: its identity, its checked header, and a map of it that is made when first needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from ..errors import ClosedError, ErrorCode, PathError, PayloadError
+from ..files import open_regular_file, read_all, refuse_path
+from ..kda.source import Place, RawTensor
+from ..limits import HEADER_BYTES_MAX, SNIFF_BYTES
+from ..staging.native import Mapping, map_file
+from .header import LENGTH_BYTES, Header, header_length, parse_header
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """What tells one state of a file from another: device, inode, size and time of last change."""
+
+    device: int
+    inode: int
+    file_bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        """The identity that `status` shows."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class Shard:
+    """One open shard. Holds no descriptor between calls, and one map from the first `view` on.
+
+    Safe to use from several threads. A `kda.source.PayloadFile`.
+    """
+
+    def __init__(self, path: str, identity: FileIdentity, header: Header) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._mapping: Mapping | None = None
+        self._closed = False
+        self.identity = identity
+        self.header = header
+
+    @property
+    def path(self) -> str:
+        """The path that the shard was opened under."""
+        return self._path
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the path."""
+        return os.path.basename(self._path)
+
+    def tensor(self, name: str) -> RawTensor:
+        """The tensor `name`; raises KeyError when the shard does not hold it."""
+        info = self.header.info(name)
+        begin = self.header.payload_begin
+        return RawTensor(info.dtype, info.shape, Place(self, begin + info.begin, begin + info.end))
+
+    def view(self, begin: int, end: int) -> memoryview:
+        """The bytes [begin, end) of the file, read-only, without a copy; maps the file at first.
+
+        The view is lent until `close()`. Touching a page that cannot be read kills the process:
+        copy through a `CopyPlan`, which checks the pages first. Raises `ClosedError` after
+        `close()`, `PayloadError` when the file has changed or the map is refused.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError(
+                    ErrorCode.CHECKPOINT_CLOSED,
+                    "the checkpoint is closed",
+                    path=self._path,
+                    hint="use its tensors before close(), or copy them",
+                )
+            if self._mapping is None:
+                descriptor = self.open()
+                try:
+                    self._mapping = map_file(descriptor, self.identity.file_bytes, self._path)
+                finally:
+                    os.close(descriptor)
+            return self._mapping.view(begin, end)
+
+    def open(self) -> int:
+        """A new read-only descriptor of the unchanged file; the caller closes it.
+
+        Raises `PayloadError` when the file has changed, `PathError` when it cannot be opened.
+        """
+        descriptor, status = open_regular_file(self._path)
+        try:
+            self._require_identity(status)
+        except PayloadError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def check_unchanged(self) -> None:
+        """Raise `PayloadError` when the file was replaced, rewritten or cut since it was opened."""
+        try:
+            status = os.stat(self._path)
+        except OSError as error:
+            refuse_path(self._path, error)
+        self._require_identity(status)
+
+    def close(self) -> bool:
+        """Unmap the file; every view of it ends. Returns what `Mapping.close` does."""
+        with self._lock:
+            self._closed = True
+            mapping, self._mapping = self._mapping, None
+        return mapping is None or mapping.close()
+
+    def _require_identity(self, status: os.stat_result) -> None:
+        now = FileIdentity.of(status)
+        if now != self.identity:
+            raise PayloadError(
+                ErrorCode.FILE_CHANGED,
+                "the shard has changed since its header was checked",
+                path=self._path,
+                expected=_shown_identity(self.identity),
+                got=_shown_identity(now),
+                hint="it was replaced, rewritten or cut: open the checkpoint again",
+            )
+
+
+def open_shard(path: str, *, header_bytes_max: int = HEADER_BYTES_MAX) -> Shard:
+    """Open the shard `path` and check its header; no descriptor is left open.
+
+    Raises `PathError` when it cannot be read, `HeaderError` when its header breaks the format.
+    """
+    descriptor, status = open_regular_file(path)
+    try:
+        if hasattr(os, "posix_fadvise"):  # else the kernel's read-ahead drags payload into memory
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        start = read_all(descriptor, 0, SNIFF_BYTES)
+        length = header_length(start, status.st_size, path=path, header_bytes_max=header_bytes_max)
+        text = read_all(descriptor, LENGTH_BYTES, LENGTH_BYTES + length)
+        header = parse_header(text, status.st_size, path=path)
+    except OSError as error:
+        if isinstance(error, PathError):
+            raise
+        refuse_path(path, error)
+    finally:
+        os.close(descriptor)
+    return Shard(path, FileIdentity.of(status), header)
+
+
+def _shown_identity(identity: FileIdentity) -> str:
+    return (
+        f"inode {identity.inode} with {identity.file_bytes} bytes "
+        f"of time {identity.mtime_ns / 1e9:.6f}"
+    )

@@ -1,0 +1,248 @@
+"""Every error the library raises: each a `KdaStreamError`, and the builtin a caller would catch.
+
+An error says, in one line: where (path, tensor), what is wrong, what was expected, what was found,
+and what to do next. `code` names the kind of fault and stays the same from release to release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from .limits import LINE_CHARS_MAX, SHOWN_CHARS_MAX, SHOWN_ITEMS_MAX
+
+
+class ErrorCode(str, Enum):
+    """The kinds of fault, by what is broken. The values are stable."""
+
+    # the path and the file under it
+    PATH_MISSING = "path-missing"
+    PATH_DANGLING_LINK = "path-dangling-link"
+    PATH_NOT_REGULAR = "path-not-regular"
+    PATH_NOT_READABLE = "path-not-readable"
+    FILE_TOO_LARGE = "file-too-large"
+    FILE_CHANGED = "file-changed"
+
+    # a shard's header
+    HEADER_FOREIGN_FILE = "header-foreign-file"
+    HEADER_FILE_TOO_SHORT = "header-file-too-short"
+    HEADER_LENGTH_ZERO = "header-length-zero"
+    HEADER_LENGTH_OVER_FILE = "header-length-over-file"
+    HEADER_LENGTH_OVER_CAP = "header-length-over-cap"
+    HEADER_NOT_UTF8 = "header-not-utf8"
+    HEADER_START = "header-start"
+    HEADER_PADDING = "header-padding"
+    HEADER_NOT_JSON = "header-not-json"
+    HEADER_NESTING = "header-nesting"
+    HEADER_DUPLICATE_KEY = "header-duplicate-key"
+    HEADER_LONE_SURROGATE = "header-lone-surrogate"
+    HEADER_METADATA = "header-metadata"
+    ENTRY_NOT_OBJECT = "entry-not-object"
+    ENTRY_KEYS = "entry-keys"
+    DTYPE_UNKNOWN = "dtype-unknown"
+    SHAPE_INVALID = "shape-invalid"
+    SHAPE_OVERFLOW = "shape-overflow"
+    SHAPE_PARTIAL_BYTE = "shape-partial-byte"
+    OFFSETS_INVALID = "offsets-invalid"
+    OFFSETS_SIZE = "offsets-size"
+    OFFSETS_OVERLAP = "offsets-overlap"
+    OFFSETS_HOLE = "offsets-hole"
+    FILE_SHORT = "file-short"
+    FILE_LONG = "file-long"
+
+    # the index and the set of shards
+    INDEX_NOT_JSON = "index-not-json"
+    INDEX_WEIGHT_MAP = "index-weight-map"
+    INDEX_SHARD_NAME = "index-shard-name"
+    INDEX_SHARDS_MISSING = "index-shards-missing"
+    INDEX_TENSORS_MISSING = "index-tensors-missing"
+    CHECKPOINT_NO_SHARDS = "checkpoint-no-shards"
+    CHECKPOINT_NO_INDEX = "checkpoint-no-index"
+    CHECKPOINT_TWO_INDEXES = "checkpoint-two-indexes"
+    CHECKPOINT_PROBLEMS = "checkpoint-problems"
+    CHECKPOINT_CLOSED = "checkpoint-closed"
+    TENSOR_UNKNOWN = "tensor-unknown"
+
+    # layers, config, bind
+    LAYERS_NONE = "layers-none"
+    LAYERS_TWO_PREFIXES = "layers-two-prefixes"
+    LAYER_UNKNOWN = "layer-unknown"
+    CONFIG_NOT_JSON = "config-not-json"
+    CONFIG_MISSING = "config-missing"
+    CONFIG_KEY_MISSING = "config-key-missing"
+    CONFIG_VALUE = "config-value"
+    CONFIG_CONTRADICTION = "config-contradiction"
+    BIND_REFUSED = "bind-refused"
+
+    # moving bytes
+    SPAN_REFUSED = "span-refused"
+    SOURCE_BUFFER = "source-buffer"
+    PAYLOAD_FAULT = "payload-fault"
+    PAYLOAD_END = "payload-end"
+    PAYLOAD_READ = "payload-read"
+    MAP_REFUSED = "map-refused"
+    POPULATE_UNSUPPORTED = "populate-unsupported"
+    MEMORY_REFUSED = "memory-refused"
+    LOCK_REFUSED = "lock-refused"
+    SLOT_TOO_SMALL = "slot-too-small"
+    SLOT_NOT_FREE = "slot-not-free"
+    ARENA_CLOSED = "arena-closed"
+    MEMORY_IN_USE = "memory-in-use"
+    STREAM_MISUSE = "stream-misuse"
+    STREAM_STOPPED = "stream-stopped"
+    ARGUMENT = "argument"
+
+    # the build and the machine
+    NOT_BUILT = "not-built"
+    PLATFORM = "platform"
+
+
+def shown(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:
+    """A name or value from a file, safe to print: escaped, on one line, and not too long."""
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) > chars_max:
+        text = text[:chars_max] + "..."
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def listed(items: Sequence[str]) -> str:
+    """The first items of a list, each as `shown` gives it, and how many more there are."""
+    text = ", ".join(map(shown, items[:SHOWN_ITEMS_MAX]))
+    more = len(items) - SHOWN_ITEMS_MAX
+    return f"{text} and {more} more" if more > 0 else text
+
+
+class KdaStreamError(Exception):
+    """The base of every error here.
+
+    Attributes: `code` (an `ErrorCode`), `what` (the fault in words), `path`, `tensor`, `expected`,
+    `got`, `hint` (likely cause and next step); each of the last five is a string or None. Errors
+    pickle.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        what: str,
+        *,
+        path: object = None,
+        tensor: str | None = None,
+        expected: object = None,
+        got: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.path = None if path is None else str(path)
+        self.tensor = tensor
+        self.expected = None if expected is None else str(expected)
+        self.got = None if got is None else str(got)
+        self.hint = hint
+
+    @property
+    def finding(self) -> str:
+        """The error without its hint: `path: tensor: what: expected ..., got ...`."""
+        parts = [] if self.path is None else [shown(self.path, LINE_CHARS_MAX)]
+        if self.tensor is not None:
+            parts.append(shown(self.tensor))
+        compared = [
+            f"{word} {shown(value, LINE_CHARS_MAX)}"
+            for word, value in (("expected", self.expected), ("got", self.got))
+            if value is not None
+        ]
+        parts.append(self.what)
+        if compared:
+            parts.append(", ".join(compared))
+        return ": ".join(parts)
+
+    def __str__(self) -> str:
+        return self.finding if self.hint is None else f"{self.finding} ({self.hint})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[KdaStreamError], args: tuple[Any, ...], state: dict[str, Any]) -> object:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class PathError(KdaStreamError, OSError):
+    """A path that cannot be read: absent, not a regular file, not permitted."""
+
+
+class HeaderError(KdaStreamError, ValueError):
+    """A shard's header breaks the safetensors format, or does not fit its file."""
+
+
+class ShardIndexError(KdaStreamError, ValueError):
+    """An index that is malformed, or that its shards contradict."""
+
+
+class ShardsMissingError(KdaStreamError, FileNotFoundError):
+    """Shards that the index names are not there; `missing` holds their file names."""
+
+    missing: tuple[str, ...] = ()
+
+
+class CheckpointError(KdaStreamError, ValueError):
+    """Files that are no one checkpoint; `problems` holds each error where there are many."""
+
+    problems: tuple[KdaStreamError, ...] = ()
+
+
+class NotFoundError(KdaStreamError, KeyError):
+    """A tensor or a layer that the checkpoint does not have."""
+
+
+class ConfigError(KdaStreamError, ValueError):
+    """A config.json that lacks or contradicts the geometry of its KDA layers."""
+
+
+class BindError(KdaStreamError, ValueError):
+    """A layer is not exactly the expected KDA block; `problems` holds every deviation.
+
+    Each problem is a `kda_stream.bind.BindProblem`.
+    """
+
+    problems: tuple[Any, ...] = ()
+
+
+class SpanError(KdaStreamError, ValueError):
+    """A copy that does not fit its source or destination; nothing was written."""
+
+
+class PayloadError(KdaStreamError, OSError):
+    """Payload that could not be brought in: cut short, changed, or the read failed."""
+
+
+class MemoryRefusedError(KdaStreamError, MemoryError):
+    """The system refused memory, or refused to lock it under `lock="require"`."""
+
+
+class SlotError(KdaStreamError, RuntimeError):
+    """A slot that is not free, or is too small for the layer."""
+
+
+class StreamError(KdaStreamError, RuntimeError):
+    """A stream used in a way that would hand out overwritten weights."""
+
+
+class ClosedError(KdaStreamError, ValueError):
+    """A checkpoint or an arena that is used after `close()`."""
+
+
+class InUseError(KdaStreamError, BufferError):
+    """Memory that was to be given back while an array still points into it."""
+
+
+class ArgumentError(KdaStreamError, ValueError):
+    """An argument outside what the function takes."""
+
+
+class NotBuiltError(KdaStreamError, ImportError):
+    """The compiled part of the library is missing, or the machine cannot run it."""

@@ -1,0 +1,105 @@
+"""Opening files so that whatever stands under the name is told apart and never blocks."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NoReturn
+
+from .errors import ErrorCode, PathError
+
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)
+
+
+def open_regular_file(path: str) -> tuple[int, os.stat_result]:
+    """A descriptor of the regular file `path`, opened read-only, and its status.
+
+    The caller closes the descriptor. Raises `PathError` when the path is absent, is a link to
+    nothing, is no regular file, or may not be read; a named pipe does not block.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        refuse_path(path, error)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        kind = next((word for test, word in _KINDS if test(status.st_mode)), "no regular file")
+        raise PathError(
+            ErrorCode.PATH_NOT_REGULAR,
+            "it is not a regular file",
+            path=path,
+            expected="a regular file",
+            got=kind,
+            hint="check what stands under this name",
+        )
+    return descriptor, status
+
+
+def refuse_path(path: str, error: OSError | ValueError) -> NoReturn:
+    """Raise the `PathError` for a path that the system would not open or list."""
+    if os.path.islink(path) and isinstance(error, FileNotFoundError):
+        raise PathError(
+            ErrorCode.PATH_DANGLING_LINK,
+            "it is a link to nothing",
+            path=path,
+            expected="a link to a file",
+            got=f"a link to {os.readlink(path)}",
+            hint="the download cache was cleaned or is incomplete: fetch the checkpoint again",
+        ) from None
+    if isinstance(error, FileNotFoundError):
+        raise PathError(
+            ErrorCode.PATH_MISSING,
+            "there is no such file or directory",
+            path=path,
+            hint="check the path",
+        ) from None
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    raise PathError(
+        ErrorCode.PATH_NOT_READABLE,
+        "it cannot be read",
+        path=path,
+        got=reason,
+        hint="check the path and its permissions",
+    ) from None
+
+
+def read_all(descriptor: int, begin: int, end: int) -> bytes:
+    """The bytes [begin, end) of the file; fewer when it ends before."""
+    pieces = []
+    while begin < end:
+        piece = os.pread(descriptor, end - begin, begin)
+        if not piece:
+            break
+        pieces.append(piece)
+        begin += len(piece)
+    return b"".join(pieces)
+
+
+def read_small_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
+    """The whole of the regular file `path`; raises `PathError` when it is over `bytes_max`."""
+    name = os.fspath(path)
+    descriptor, status = open_regular_file(name)
+    try:
+        if status.st_size > bytes_max:
+            raise PathError(
+                ErrorCode.FILE_TOO_LARGE,
+                "the file is too large to be what its name says",
+                path=name,
+                expected=f"at most {bytes_max} bytes",
+                got=f"{status.st_size} bytes",
+                hint="check what stands under this name",
+            )
+        return read_all(descriptor, 0, status.st_size)
+    except OSError as error:
+        if isinstance(error, PathError):
+            raise
+        refuse_path(name, error)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""What a KDA block must be. Pure: knows no file and no memory."""

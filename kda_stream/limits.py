@@ -1,0 +1,38 @@
+"""Every limit of the library, named, with its reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEADER_BYTES_MAX: Final = 100_000_000
+"""The longest header read by default: the safetensors package's own cap. An option raises it."""
+
+INDEX_BYTES_MAX: Final = 512 * 1024**2
+"""The longest index read. 497,220 tensors (Kimi-K3) take about 60 MB."""
+
+CONFIG_BYTES_MAX: Final = 16 * 1024**2
+"""The longest config.json read; real ones stay under 100 kB."""
+
+INTEGER_MAX: Final = 2**64 - 1
+"""The largest dimension, element count or offset: what the format's reference reader can hold."""
+
+SLOT_ALIGNMENT_BYTES: Final = 256
+"""Where a tensor may start in a slot: the alignment of CUDA allocations, which kernels rely on."""
+
+SLOTS_MAX: Final = 64
+"""The most slots of one arena: more cannot help a stream, and a typo would lock all memory."""
+
+PAUSE_SECONDS: Final = 0.05
+"""How long the C routine copies before it comes back so that a signal or a stop is answered."""
+
+SHOWN_CHARS_MAX: Final = 160
+"""How much of a name from a file an error prints: names may be megabytes long."""
+
+LINE_CHARS_MAX: Final = 4000
+"""How much of any one value an error's line prints, lists included."""
+
+SHOWN_ITEMS_MAX: Final = 12
+"""How many items of a list an error's one line prints; the error's attributes hold all of them."""
+
+SNIFF_BYTES: Final = 64
+"""How much of a file's start is looked at to say what it is when it is no shard."""

@@ -1,0 +1,331 @@
+"""`PinnedArena`: page-locked memory of exactly the size asked for, lent out slot by slot."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Final, Literal
+
+from ..errors import (
+    ArgumentError,
+    ClosedError,
+    ErrorCode,
+    InUseError,
+    MemoryRefusedError,
+    SlotError,
+)
+from ..limits import SLOTS_MAX
+from .native import PAGE_BYTES, lock_refusal, map_anonymous, release_view
+from .residency import lock_limit_bytes, memory_use
+
+LockPolicy = Literal["require", "prefer", "off"]
+LOCK_POLICIES: Final = ("require", "prefer", "off")
+
+_RAISE_THE_LIMIT: Final = (
+    "raise it: `ulimit -l unlimited`, LimitMEMLOCK=infinity in a systemd unit, "
+    "`--ulimit memlock=-1` for a container"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LockReport:
+    """Whether an arena's memory is page-locked; sizes in bytes.
+
+    `policy` is what was asked for, `wanted_bytes` the arena's size, `locked_bytes` what is locked
+    of it (all or nothing), `locked_before_bytes` what the process had locked already, `limit_bytes`
+    the limit (None: no limit), `refusal` why locking was refused, or None.
+    """
+
+    policy: str
+    wanted_bytes: int
+    locked_bytes: int
+    locked_before_bytes: int | None
+    limit_bytes: int | None
+    refusal: str | None
+
+    @property
+    def locked(self) -> bool:
+        """Whether all of the memory is locked."""
+        return self.locked_bytes == self.wanted_bytes
+
+
+class SlotState(Enum):
+    """What a slot is doing: nothing, being written, or lent to a consumer."""
+
+    FREE = "free"
+    FILLING = "being filled"
+    LENT = "lent"
+
+
+class Slot:
+    """One slot of an arena: `nbytes` bytes from a page border on.
+
+    `claim` makes a free slot one that is being filled, `lend` a lent one, `Lease.release` a free one
+    again; `abandon` frees a claimed one. A slot that is lent is never written.
+    """
+
+    def __init__(self, arena: PinnedArena, number: int, begin: int, nbytes: int) -> None:
+        self.arena = arena
+        self.number = number
+        self.nbytes = nbytes
+        self._begin = begin
+        self._state = SlotState.FREE
+        self._lease: Lease | None = None
+
+    @property
+    def state(self) -> SlotState:
+        """What the slot is doing."""
+        return self._state
+
+    def claim(self) -> Slot:
+        """Take the slot for writing; raises `SlotError` when it is not free."""
+        with self.arena._changed:
+            self.arena._require_open()
+            if self._state is not SlotState.FREE:
+                raise SlotError(
+                    ErrorCode.SLOT_NOT_FREE,
+                    f"slot {self.number} cannot be written",
+                    expected="a free slot",
+                    got=f"a slot that is {self._state.value}",
+                    hint="release the weights that lie in it first",
+                )
+            self._state = SlotState.FILLING
+        return self
+
+    def memory(self) -> memoryview:
+        """The slot's bytes, writable, for whoever has claimed it."""
+        return self.arena._mapping.view(self._begin, self._begin + self.nbytes)
+
+    def lend(self) -> Lease:
+        """Hand the filled slot to a consumer; it is not written until the lease is released."""
+        with self.arena._changed:
+            self._state = SlotState.LENT
+            self._lease = Lease(self)
+            return self._lease
+
+    def abandon(self) -> None:
+        """Give a claimed slot back unlent, as after a load that failed."""
+        self._become_free(SlotState.FILLING)
+
+    def _become_free(self, state: SlotState) -> None:
+        with self.arena._changed:
+            if self._state is state:
+                self._state = SlotState.FREE
+                self._lease = None
+                self.arena._changed.notify_all()
+
+
+class Lease:
+    """A filled slot in a consumer's hands, with the read-only views made of it."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self._views: list[memoryview] = []
+        self._released = False
+
+    def view(self, begin: int, end: int) -> memoryview:
+        """The bytes [begin, end) of the slot, read-only, until the lease is released."""
+        start = self.slot._begin
+        view = self.slot.arena._mapping.view(start + begin, start + end).toreadonly()
+        self._views.append(view)
+        return view
+
+    @property
+    def released(self) -> bool:
+        """Whether the slot was given back."""
+        return self._released
+
+    def release(self) -> None:
+        """Give the slot back: its views end, and it may be filled again. Again: no effect.
+
+        An array that was made from a view cannot be ended and would see the next layer's bytes: do
+        not use it any more. In debug mode (`python -X dev`, or `PinnedArena(debug=True)`) such an
+        array makes this raise `InUseError`, and the slot stays lent.
+        """
+        slot = self.slot
+        with slot.arena._changed:
+            if self._released:
+                return
+            kept = [view for view in self._views if not release_view(view)]
+            if kept and slot.arena.debug:
+                self._views = kept
+                raise InUseError(
+                    ErrorCode.MEMORY_IN_USE,
+                    f"{len(kept)} arrays still point into slot {slot.number}",
+                    expected="none when the slot is given back",
+                    hint="copy what is needed longer, or hold the layer until it is not",
+                )
+            self._released = True
+            self._views = []
+            slot._become_free(SlotState.LENT)
+
+
+class PinnedArena:
+    """Anonymous, page-aligned memory for `slots` slots of `slot_bytes` bytes, page-locked.
+
+    `lock` is "require" (raise `MemoryRefusedError` when locking is refused), "prefer" (go on
+    unlocked; `report.refusal` says why) or "off". The size is exact but for rounding each slot up
+    to a page. The arena owns the memory; leases and their views are lent out of it. Safe to use
+    from several threads. A context manager.
+
+    `debug` makes `Lease.release` raise while an array points into its slot; it is on under
+    `python -X dev`.
+
+    Example: `with PinnedArena(kda_slot_bytes(config), slots=2) as arena: print(arena.report)`.
+    """
+
+    def __init__(
+        self,
+        slot_bytes: int,
+        *,
+        slots: int = 1,
+        lock: LockPolicy = "prefer",
+        debug: bool | None = None,
+    ) -> None:
+        _check_arguments(slot_bytes, slots, lock)
+        self.debug = sys.flags.dev_mode if debug is None else debug
+        stride = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
+        self._changed = threading.Condition(threading.RLock())
+        self._closed = False
+        self._mapping = map_anonymous(stride * slots)
+        try:
+            self.report = _lock(self, lock)
+        except MemoryRefusedError:
+            self._mapping.close()
+            raise
+        self.slots = tuple(Slot(self, n, n * stride, slot_bytes) for n in range(slots))
+
+    @property
+    def nbytes(self) -> int:
+        """The arena's size in bytes, rounding included."""
+        return self._mapping.nbytes
+
+    def claim(self) -> Slot:
+        """Take a free slot for writing; raises `SlotError` when none is free."""
+        with self._changed:
+            self._require_open()
+            slot = self._free_slot()
+            if slot is None:
+                raise SlotError(
+                    ErrorCode.SLOT_NOT_FREE,
+                    "no slot is free",
+                    expected=f"a free slot among {len(self.slots)}",
+                    got=", ".join(slot.state.value for slot in self.slots),
+                    hint="release weights that are no longer needed, or make more slots",
+                )
+            return slot.claim()
+
+    def wait_for_slot(self, stopped: Callable[[], bool]) -> Slot | None:
+        """A free slot, once there is one; None as soon as `stopped()`, asked after each `wake`."""
+        with self._changed:
+            while not stopped():
+                self._require_open()
+                slot = self._free_slot()
+                if slot is not None:
+                    return slot
+                self._changed.wait()
+            return None
+
+    def wake(self) -> None:
+        """Let every `wait_for_slot` look at its `stopped` again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Unlock and give back the memory; every view of it ends. Again: no effect.
+
+        Raises `SlotError` while a slot is being filled, and `InUseError` when arrays still point
+        into the memory: it is unlocked all the same, and goes when they do.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            if any(slot.state is SlotState.FILLING for slot in self.slots):
+                raise SlotError(
+                    ErrorCode.SLOT_NOT_FREE,
+                    "the arena cannot be closed while a slot is being filled",
+                    hint="wait for the load, or close the stream that fills it",
+                )
+            self._closed = True
+            self._changed.notify_all()
+            for slot in self.slots:
+                if slot._lease is not None:
+                    slot._lease._released = True
+                    for view in slot._lease._views:
+                        release_view(view)
+            if self.report.locked:
+                self._mapping.unlock()
+            if not self._mapping.close():
+                raise InUseError(
+                    ErrorCode.MEMORY_IN_USE,
+                    "arrays still point into the arena",
+                    expected="none when it is closed",
+                    hint="drop the arrays, or copy them, before the arena is closed",
+                )
+
+    def _free_slot(self) -> Slot | None:
+        return next((slot for slot in self.slots if slot.state is SlotState.FREE), None)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError(ErrorCode.ARENA_CLOSED, "the arena is closed", hint="make a new one")
+
+    def __enter__(self) -> PinnedArena:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except InUseError:
+            if error is None:
+                raise
+
+    def __repr__(self) -> str:
+        locked = "locked" if self.report.locked else "not locked"
+        return f"PinnedArena({len(self.slots)} slots of {self.slots[0].nbytes} bytes, {locked})"
+
+
+def _check_arguments(slot_bytes: int, slots: int, lock: str) -> None:
+    if slot_bytes < 1:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT, "slot_bytes is too small", expected="at least 1", got=slot_bytes
+        )
+    if not 1 <= slots <= SLOTS_MAX:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT, "slots is out of range", expected=f"1 to {SLOTS_MAX}", got=slots
+        )
+    if lock not in LOCK_POLICIES:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT, "lock is unknown", expected=" or ".join(LOCK_POLICIES), got=lock
+        )
+
+
+def _lock(arena: PinnedArena, policy: str) -> LockReport:
+    wanted = arena.nbytes
+    before = memory_use().locked_bytes
+    limit = lock_limit_bytes()
+    if policy == "off":
+        return LockReport(policy, wanted, 0, before, limit, None)
+    refused = arena._mapping.lock()
+    if not refused:
+        return LockReport(policy, wanted, wanted, before, limit, None)
+    if policy == "require":
+        raise MemoryRefusedError(
+            ErrorCode.LOCK_REFUSED,
+            f"the memory cannot be page-locked: {lock_refusal(refused)}",
+            expected=f"{wanted} bytes",
+            got=f"a limit of {limit} bytes with {before} bytes locked already",
+            hint=_RAISE_THE_LIMIT + ', or pass lock="prefer"',
+        )
+    return LockReport(
+        policy, wanted, 0, before, limit, f"{lock_refusal(refused)}; {_RAISE_THE_LIMIT}"
+    )

@@ -1,0 +1,363 @@
+"""Many layers: the next one is staged by a background thread while the consumer works on this."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn
+
+from .bind import (
+    KdaBindReport,
+    KdaWeights,
+    Via,
+    bind_kda_weights,
+    check_kda_weights,
+    kda_slot_bytes,
+)
+from .checkpoint.checkpoint import Checkpoint
+from .checkpoint.layer import LayerIndex
+from .errors import (
+    BindError,
+    CheckpointError,
+    ConfigError,
+    ErrorCode,
+    InUseError,
+    StreamError,
+)
+from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
+from .kda.config import KdaConfig
+from .staging.arena import LockPolicy, LockReport, PinnedArena
+
+
+class KdaLayer:
+    """One staged layer: `index`, `weights` and `report`.
+
+    Its slot is lent until the stream's next step; after `hold`, until `release`.
+    """
+
+    def __init__(self, weights: KdaWeights, report: KdaBindReport) -> None:
+        self.index = report.layer_idx
+        self.weights = weights
+        self.report = report
+        self._held = False
+
+    def hold(self) -> KdaLayer:
+        """Keep the slot over the stream's next steps, until `release`; from any thread.
+
+        While every slot is held the stream waits for one.
+        """
+        self._held = True
+        return self
+
+    @property
+    def held(self) -> bool:
+        """Whether the layer is held and not yet released."""
+        return self._held and not self.weights.lease.released
+
+    def release(self) -> None:
+        """Give the slot back, from any thread; every `data` ends. Again: no effect."""
+        self.weights.release()
+
+    def __repr__(self) -> str:
+        return f"KdaLayer({self.index}, {self.report.bytes} bytes)"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """What a stream has handed out so far.
+
+    `layers` and `bytes` of weights; `seconds` since the stream began; `slots` of `slot_bytes`;
+    `vias` are the ways that payload was brought in (see `KdaBindReport`); `lock` tells of the
+    slots' memory.
+    """
+
+    layers: int
+    bytes: int
+    seconds: float
+    slots: int
+    slot_bytes: int
+    vias: tuple[str, ...]
+    lock: LockReport
+
+
+class KdaLayerStream:
+    """The KDA layers of a checkpoint, one after the other; made by `stream_kda_layers`.
+
+    A context manager and, inside it, an iterator of `KdaLayer`. Leaving it ends the thread and
+    gives back the slots; the checkpoint stays open.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: KdaConfig,
+        layers: tuple[LayerIndex, ...],
+        slots: int,
+        lock: LockPolicy,
+        via: Via,
+    ) -> None:
+        self.layers = layers
+        self._checkpoint = checkpoint
+        self._config = config
+        self._slots = slots
+        self._lock_policy = lock
+        self._via = via
+        self._arena: PinnedArena | None = None
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._staged: deque[KdaLayer] = deque()
+        self._ended = False
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._current: KdaLayer | None = None
+        self._stale: weakref.ref[KdaLayer] | None = None
+        self._began_seconds = 0.0
+        self._handed_out = 0
+        self._bytes = 0
+        self._vias: dict[str, None] = {}
+
+    def __enter__(self) -> KdaLayerStream:
+        if self._arena is not None:
+            self._refuse_misuse(
+                "the stream was entered before", "make another one for a second pass"
+            )
+        self._began_seconds = time.monotonic()
+        slot_bytes = kda_slot_bytes(self._config)
+        self._arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock_policy)
+        self._thread = threading.Thread(target=self._stage_all, name="kda-stream", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except InUseError:
+            if error is None:
+                raise
+
+    def __iter__(self) -> Iterator[KdaLayer]:
+        return self
+
+    def __next__(self) -> KdaLayer:
+        if self._arena is None:
+            self._refuse_misuse(
+                "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
+            )
+        self._give_back_current()
+        with self._changed:
+            self._changed.wait_for(lambda: self._staged or self._ended)
+            if not self._staged:
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                raise StopIteration
+            layer = self._staged.popleft()
+        self._current = layer
+        self._handed_out += 1
+        self._bytes += layer.report.bytes
+        self._vias[layer.report.via] = None
+        return layer
+
+    def __length_hint__(self) -> NoReturn:
+        """Called by list() and tuple() before they begin: they would keep layers already gone."""
+        self._refuse_collecting()
+
+    @property
+    def report(self) -> StreamReport:
+        """What was handed out so far; raises `StreamError` before the stream was entered."""
+        if self._arena is None:
+            self._refuse_misuse(
+                "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
+            )
+        return StreamReport(
+            layers=self._handed_out,
+            bytes=self._bytes,
+            seconds=time.monotonic() - self._began_seconds,
+            slots=self._slots,
+            slot_bytes=self._arena.slots[0].nbytes,
+            vias=tuple(self._vias),
+            lock=self._arena.report,
+        )
+
+    def close(self) -> None:
+        """End the thread, end every layer that was handed out, give back the slots.
+
+        Again: no effect. Takes at most the time of one piece of a copy (50 ms and a read). Raises
+        `InUseError` when arrays still point into the slots.
+        """
+        if self._arena is None or self._thread is None:
+            return
+        with self._changed:
+            self._stopping = True
+        self._arena.wake()
+        self._thread.join()
+        self._staged.clear()
+        self._current = None
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._arena.close()
+
+    # the consumer's side
+
+    def _give_back_current(self) -> None:
+        """Before the next step: the last layer's slot goes back, unless it is held.
+
+        A `for` loop's variable still refers to the last layer here, but to none before it: a layer
+        from two steps ago that is neither released nor held is being collected.
+        """
+        stale = None if self._stale is None else self._stale()
+        if stale is not None:
+            self._refuse_collecting()
+        layer, self._current = self._current, None
+        self._stale = None
+        if layer is None or layer.held or layer.weights.lease.released:
+            return
+        layer.release()
+        self._stale = weakref.ref(layer)
+
+    def _refuse_collecting(self) -> NoReturn:
+        self._refuse_misuse(
+            f"layers are being collected, but the stream has {self._slots} slots and each step "
+            "overwrites the last layer",
+            "use a for loop and copy what is needed, or hold() each layer with enough slots",
+        )
+
+    def _refuse_misuse(self, what: str, hint: str) -> NoReturn:
+        path = self._checkpoint.path
+        raise StreamError(ErrorCode.STREAM_MISUSE, what, path=path, hint=hint)
+
+    # the thread's side
+
+    def _stage_all(self) -> None:
+        try:
+            for index in self.layers:
+                if not self._stage(index):
+                    break
+        except BaseException as error:  # handed to the consumer, who raises it
+            self._failure = None if self._stopping else error
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _stage(self, index: LayerIndex) -> bool:
+        """Fill one slot with one layer; False when the stream is being closed."""
+        assert self._arena is not None
+        slot = self._arena.wait_for_slot(lambda: self._stopping)
+        if slot is None:
+            return False
+        source = self._checkpoint.layer(index)
+        layer = KdaLayer(
+            *bind_kda_weights(
+                self._config, index, source, into=slot, via=self._via, between=self._stop_if_closing
+            )
+        )
+        with self._changed:
+            self._staged.append(layer)
+            self._changed.notify_all()
+        return True
+
+    def _stop_if_closing(self) -> None:
+        if self._stopping:
+            raise StreamError(ErrorCode.STREAM_STOPPED, "the stream was closed")
+
+
+def stream_kda_layers(
+    checkpoint: Checkpoint,
+    *,
+    layers: Iterable[int] | None = None,
+    slots: int = 2,
+    lock: LockPolicy = "prefer",
+    config: KdaConfig | None = None,
+    via: Via = "auto",
+) -> KdaLayerStream:
+    """Stream KDA layers through `slots` reused slots of page-locked memory.
+
+    `layers` are layer numbers, handed out in the order given; None means every KDA layer in numeric
+    order. Every one of them is checked here, from metadata, before a byte of payload is read. Use
+    the stream in a `with`: a layer is lent until the next step of the loop, or until it is released
+    when held. `config` is the geometry, by default that of the config.json beside the shards.
+    `lock` is as for `PinnedArena`, `via` as for `bind_kda_weights`.
+
+    Raises `BindError` with every problem of every layer, `ConfigError` when there is no geometry,
+    `NotFoundError` for a layer that the checkpoint lacks; on `with`, `MemoryRefusedError`; while it
+    is used, `PayloadError`, and `StreamError` when layers are collected (as by `list(stream)`).
+
+    Example:
+        with stream_kda_layers(checkpoint) as stream:
+            for layer in stream:
+                upload(layer.weights)
+    """
+    geometry = config_of(checkpoint) if config is None else config
+    chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
+    problems: list[BindError] = []
+    for index in chosen:
+        try:
+            check_kda_weights(geometry, index, checkpoint.layer(index))
+        except BindError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        whole = BindError(
+            ErrorCode.BIND_REFUSED,
+            f"{len(problems)} of {len(chosen)} layers are refused: "
+            + "; ".join(error.what for error in problems),
+            path=checkpoint.path,
+            hint=problems[0].hint,
+        )
+        whole.problems = tuple(problem for error in problems for problem in error.problems)
+        raise whole
+    return KdaLayerStream(checkpoint, geometry, chosen, slots, lock, via)
+
+
+def kda_layers(checkpoint: Checkpoint) -> tuple[LayerIndex, ...]:
+    """The layers of the decoder that have KDA tensors, in numeric order, MTP layers left out.
+
+    A layer that has lost some of its KDA tensors is among them, so that it is refused rather than
+    skipped. Raises `CheckpointError` when there is none.
+    """
+    chosen = tuple(
+        index
+        for index in checkpoint.layers()
+        if not index.is_mtp and _is_kda(checkpoint.layer(index).names())
+    )
+    if not chosen:
+        raise CheckpointError(
+            ErrorCode.LAYERS_NONE,
+            "no layer of the checkpoint is a KDA layer",
+            path=checkpoint.path,
+            expected="layers with self_attn.A_log and the other names of KDA_TENSORS",
+            hint="`kda-stream inspect` shows what the layers are",
+        )
+    return chosen
+
+
+def config_of(checkpoint: Checkpoint) -> KdaConfig:
+    """The geometry from the config.json beside the shards; raises `ConfigError` without one."""
+    if checkpoint.config_path is None:
+        raise ConfigError(
+            ErrorCode.CONFIG_MISSING,
+            "there is no config.json beside the shards",
+            path=checkpoint.directory,
+            hint="fetch it, or pass config=KdaConfig(...)",
+        )
+    return KdaConfig.from_json(checkpoint.config_path)
+
+
+def _is_kda(names: list[str]) -> bool:
+    return classify_attn_block(names) is AttnBlockKind.KDA or is_broken_kda_block(names)
+
+
+def _indices(checkpoint: Checkpoint, layers: Iterable[int]) -> tuple[LayerIndex, ...]:
+    return tuple(checkpoint.layer(index).index for index in layers)

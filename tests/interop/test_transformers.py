@@ -1,0 +1,475 @@
+"""Checkpoints that the transformers library wrote, against the model that it wrote them from.
+
+A small `Glm5NextForConditionalGeneration` with random weights is loaded in bfloat16 and saved into
+many shards. Nothing here knows how kda_stream reads a file: the model's own parameters, its own
+config and its own attention output are the answers that a bind is compared with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the interop extra")
+pytest.importorskip("transformers", minversion="5.17", reason="glm5_next came with 5.17")
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Glm5NextConfig, Glm5NextForConditionalGeneration
+
+from kda_stream import (
+    AttnBlockKind,
+    BindError,
+    KdaConfig,
+    bind_kda_weights,
+    classify_attn_block,
+    open_checkpoint,
+    stream_kda_layers,
+)
+
+pytestmark = pytest.mark.interop
+
+# Every extent of a KDA block differs from every other one (hidden is not heads x head_dim, and the
+# DSA layers have other heads), so a transposed or misread shape cannot pass by chance.
+HIDDEN, HEADS, HEAD_DIM, CONV_KERNEL, LAYERS = 96, 4, 16, 4, 8
+QKV_DIM = HEADS * HEAD_DIM
+KDA_LAYERS = [0, 1, 2, 4, 5, 6]  # the model's own default: each fourth layer is a DSA layer
+SHARD_SIZE = "60KB"  # small enough to cut some KDA layers in two
+
+INDEX = "model.safetensors.index.json"
+PREFIX = "model.language_model.layers."
+CONV_TENSORS = frozenset(f"self_attn.{part}_conv1d.weight" for part in "qkv")
+TORCH_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
+
+# The field of `KdaWeights` -> the parameter of the model's KDA attention module.
+PARAMETERS = {
+    "q_proj": "q_proj.weight",
+    "k_proj": "k_proj.weight",
+    "v_proj": "v_proj.weight",
+    "conv": "conv1d.weight",
+    "f_a": "forget_gate.f_a_proj.weight",
+    "f_b": "forget_gate.f_b_proj.weight",
+    "g_a": "g_a_proj.weight",
+    "g_b": "g_b_proj.weight",
+    "b_proj": "b_proj.weight",
+    "a_log": "forget_gate.A_log",
+    "dt_bias": "forget_gate.dt_bias",
+    "o_norm": "o_norm.weight",
+    "o_proj": "o_proj.weight",
+}
+
+
+class Stored(NamedTuple):
+    """One bound tensor, copied out: a streamed slot is lent only until the next step."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def tensor(self) -> torch.Tensor:
+        flat = torch.frombuffer(bytearray(self.data), dtype=TORCH_DTYPES[self.dtype])
+        return flat.reshape(self.shape)
+
+
+BoundLayers = dict[int, dict[str, Stored]]
+HowBound = Callable[[Path], BoundLayers]
+
+
+# --- the model and its files ----------------------------------------------------------------------
+
+
+def small_config() -> Glm5NextConfig:
+    return Glm5NextConfig(
+        text_config={
+            "vocab_size": 64,
+            "pad_token_id": 0,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 32,
+            "num_hidden_layers": LAYERS,
+            "linear_num_heads": HEADS,
+            "linear_head_dim": HEAD_DIM,
+            "linear_conv_kernel_dim": CONV_KERNEL,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 24,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "index_topk": 16,
+            "index_kpool": 4,
+            "index_head_dim": 8,
+            "index_n_heads": 2,
+            "moe_intermediate_size": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": HIDDEN,
+            "intermediate_size": 32,
+            "projection_intermediate_size": 32,
+            "image_size": 28,
+        },
+        image_token_id=58,
+        video_token_id=59,
+        image_start_token_id=60,
+        image_end_token_id=61,
+        video_start_token_id=62,
+        video_end_token_id=63,
+    )
+
+
+def random_model(directory: Path, *, seed: int) -> Glm5NextForConditionalGeneration:
+    """A model of random weights, as `from_pretrained(dtype=torch.bfloat16)` gives it."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        model = Glm5NextForConditionalGeneration(small_config())
+        # Fresh, A_log is all zeros and o_norm all ones in every layer: wrong bytes would pass.
+        for layer in model.model.language_model.layers:
+            for parameter in layer.self_attn.parameters():
+                parameter.normal_(std=0.3)
+    model.save_pretrained(directory)
+    return load_model(directory)
+
+
+def load_model(directory: Path) -> Glm5NextForConditionalGeneration:
+    return Glm5NextForConditionalGeneration.from_pretrained(directory, dtype=torch.bfloat16)
+
+
+def store_conv_as_bf16(saved: Path, directory: Path) -> Path:
+    """The same shards and the same index, with nothing cast but the KDA layers' conv tensors."""
+    index = json.loads((saved / INDEX).read_bytes())
+    total_size = 0
+    for shard in sorted(set(index["weight_map"].values())):
+        tensors = load_file(saved / shard)
+        for name, tensor in tensors.items():
+            if name.endswith(tuple(CONV_TENSORS)):
+                tensors[name] = tensor.to(torch.bfloat16)
+        total_size += sum(tensor.nbytes for tensor in tensors.values())
+        save_file(tensors, directory / shard, metadata={"format": "pt"})
+    index["metadata"]["total_size"] = total_size
+    (directory / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+    (directory / "config.json").write_bytes((saved / "config.json").read_bytes())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model loaded in bfloat16 and saved: transformers keeps conv1d, A_log and dt_bias in F32."""
+    directory = tmp_path_factory.mktemp("saved")
+    model = random_model(tmp_path_factory.mktemp("source"), seed=1)
+    model.save_pretrained(directory, max_shard_size=SHARD_SIZE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def served(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same checkpoint with its conv tensors in BF16, as the official file stores them."""
+    return store_conv_as_bf16(saved, tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def model(served: Path) -> Glm5NextForConditionalGeneration:
+    """What transformers itself makes of the checkpoint that kda_stream is to bind."""
+    return load_model(served)
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def kda_attention(model: Glm5NextForConditionalGeneration) -> dict[int, torch.nn.Module]:
+    kinds = model.config.text_config.layer_types
+    layers = model.model.language_model.layers
+    return {i: layers[i].self_attn for i, kind in enumerate(kinds) if kind == "linear_attention"}
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def copied_out(weights: object) -> dict[str, Stored]:
+    bound = {}
+    for field in PARAMETERS:
+        weight = getattr(weights, field)
+        bound[field] = Stored(weight.dtype, tuple(weight.shape), bytes(weight.data))
+    return bound
+
+
+def bound_one_by_one(directory: Path) -> BoundLayers:
+    return bind_each_kda_layer(directory, copy=True)
+
+
+def bound_as_views(directory: Path) -> BoundLayers:
+    return bind_each_kda_layer(directory, copy=False)
+
+
+def bind_each_kda_layer(directory: Path, *, copy: bool) -> BoundLayers:
+    config = KdaConfig.from_json(directory / "config.json")
+    layers: BoundLayers = {}
+    with open_checkpoint(directory) as checkpoint:
+        for index in checkpoint.layers():
+            source = checkpoint.layer(index)
+            if classify_attn_block(source.names()) is AttnBlockKind.KDA:
+                weights, _ = bind_kda_weights(config, index, source, copy=copy)
+                layers[int(index)] = copied_out(weights)
+                del weights
+    return layers
+
+
+def bound_by_stream(directory: Path, layers: BoundLayers | None = None) -> BoundLayers:
+    layers = {} if layers is None else layers
+    with open_checkpoint(directory) as checkpoint, stream_kda_layers(checkpoint) as stream:
+        for layer in stream:
+            layers[int(layer.index)] = copied_out(layer.weights)
+    return layers
+
+
+def refusals(directory: Path) -> Iterator[tuple[int, BindError]]:
+    """Each KDA layer that the model's config names, with the error that its bind must raise."""
+    config = KdaConfig.from_json(directory / "config.json")
+    layer_types = json.loads((directory / "config.json").read_bytes())["text_config"]["layer_types"]
+    with open_checkpoint(directory) as checkpoint:
+        for index in (i for i, kind in enumerate(layer_types) if kind == "linear_attention"):
+            with pytest.raises(BindError) as refused:
+                bind_kda_weights(config, index, checkpoint.layer(index))
+            yield index, refused.value
+
+
+def weight_map_of(directory: Path) -> dict[str, str]:
+    return dict(json.loads((directory / INDEX).read_bytes())["weight_map"])
+
+
+def layer_map_of(directory: Path, index: int) -> dict[str, str]:
+    """The layer-relative names of one layer, each with its shard, by the index file alone."""
+    prefix = f"{PREFIX}{index}."
+    weight_map = weight_map_of(directory)
+    return {n.removeprefix(prefix): weight_map[n] for n in weight_map if n.startswith(prefix)}
+
+
+# --- the files are worth testing with -------------------------------------------------------------
+
+
+def test_the_saved_checkpoint_has_many_shards_and_some_kda_layers_span_two(saved: Path) -> None:
+    assert len(set(weight_map_of(saved).values())) > LAYERS
+    spans_two = []
+    for index in KDA_LAYERS:
+        shards = layer_map_of(saved, index)
+        spans_two.append(
+            len({shards[name] for name in shards if name.startswith("self_attn.")}) > 1
+        )
+    assert any(spans_two)
+
+
+def test_only_the_conv_tensors_differ_between_the_saved_and_the_rewritten_shards(
+    saved: Path, served: Path
+) -> None:
+    assert weight_map_of(served) == weight_map_of(saved)
+    cast = set()
+    for shard in set(weight_map_of(saved).values()):
+        before, after = load_file(saved / shard), load_file(served / shard)
+        assert set(before) == set(after)
+        cast |= {name for name in before if raw_bytes(before[name]) != raw_bytes(after[name])}
+    assert cast == {f"{PREFIX}{layer}.{tensor}" for layer in KDA_LAYERS for tensor in CONV_TENSORS}
+
+
+def test_the_f32_parameters_would_show_a_cast_and_the_conv_parts_another_order(
+    model: Glm5NextForConditionalGeneration,
+) -> None:
+    for attention in kda_attention(model).values():
+        for name in ("forget_gate.A_log", "forget_gate.dt_bias"):
+            parameter = attention.get_parameter(name)
+            assert parameter.dtype is torch.float32
+            assert not torch.equal(parameter.to(torch.bfloat16).to(torch.float32), parameter)
+        q, k, v = (raw_bytes(part) for part in attention.get_parameter("conv1d.weight").chunk(3))
+        assert len({q, k, v}) == 3
+
+
+# --- open, view, decide ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("files", ["saved", "served"])
+def test_layers_are_classified_as_the_models_own_config_says(
+    files: str, request: pytest.FixtureRequest
+) -> None:
+    directory: Path = request.getfixturevalue(files)
+    layer_types = Glm5NextConfig.from_pretrained(directory).text_config.layer_types
+    kind_of = {"linear_attention": AttnBlockKind.KDA, "indexed_attention": AttnBlockKind.DSA}
+    with open_checkpoint(directory) as checkpoint:
+        indices = list(checkpoint.layers())
+        kinds = [classify_attn_block(checkpoint.layer(index).names()) for index in indices]
+    assert indices == list(range(LAYERS))
+    assert not any(index.is_mtp for index in indices)
+    assert kinds == [kind_of[layer_type] for layer_type in layer_types]
+    assert set(kinds) == {AttnBlockKind.KDA, AttnBlockKind.DSA}
+
+
+def test_the_saved_config_gives_the_geometry_of_the_kda_layers(saved: Path) -> None:
+    # `head_dim` is 0 in that file's text_config (the width of RoPE), and the DSA layers and the
+    # vision tower have head counts and widths of their own.
+    config = KdaConfig.from_json(saved / "config.json")
+    geometry = (config.hidden, config.heads, config.head_dim, config.conv_kernel)
+    assert geometry == (HIDDEN, HEADS, HEAD_DIM, CONV_KERNEL)
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+def test_as_saved_each_kda_layer_is_refused_for_its_three_f32_conv_tensors_alone(
+    saved: Path,
+) -> None:
+    refused = dict(refusals(saved))
+    assert list(refused) == KDA_LAYERS
+    for index, error in refused.items():
+        assert sorted(problem.tensor for problem in error.problems) == sorted(CONV_TENSORS)
+        for problem in error.problems:
+            assert problem.kind == "dtype"
+            assert (problem.stored_dtype, problem.expected_dtype) == ("F32", "BF16")
+            assert tuple(problem.stored_shape) == (QKV_DIM, 1, CONV_KERNEL)
+            assert tuple(problem.expected_shape) == (QKV_DIM, 1, CONV_KERNEL)
+            assert problem.shard == layer_map_of(saved, index)[problem.tensor]
+
+
+def test_as_saved_the_stream_hands_out_no_layer(saved: Path) -> None:
+    handed_out: BoundLayers = {}
+    with pytest.raises(BindError) as refused:
+        bound_by_stream(saved, handed_out)
+    assert handed_out == {}
+    assert {problem.tensor for problem in refused.value.problems} == CONV_TENSORS
+
+
+def test_saved_wholly_in_bf16_each_kda_layer_is_refused_for_exactly_a_log_and_dt_bias(
+    saved: Path, tmp_path: Path
+) -> None:
+    load_model(saved).to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size=SHARD_SIZE)
+    refused = dict(refusals(tmp_path))
+    assert list(refused) == KDA_LAYERS
+    for index, error in refused.items():
+        shapes = {problem.tensor: tuple(problem.stored_shape) for problem in error.problems}
+        assert shapes == {"self_attn.A_log": (HEADS,), "self_attn.dt_bias": (QKV_DIM,)}
+        assert len(error.problems) == 2
+        for problem in error.problems:
+            assert problem.kind == "dtype"
+            assert (problem.stored_dtype, problem.expected_dtype) == ("BF16", "F32")
+            assert problem.shard == layer_map_of(tmp_path, index)[problem.tensor]
+
+
+def test_saved_under_the_modules_own_names_every_renamed_tensor_is_listed(
+    saved: Path, tmp_path: Path
+) -> None:
+    load_model(saved).save_pretrained(tmp_path, save_original_format=False)
+    gate = ("A_log", "dt_bias", "f_a_proj.weight", "f_b_proj.weight")
+    missing = CONV_TENSORS | {f"self_attn.{name}" for name in gate}
+    unknown = {"self_attn.conv1d.weight"} | {f"self_attn.forget_gate.{name}" for name in gate}
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert classify_attn_block(checkpoint.layer(0).names()) is AttnBlockKind.UNKNOWN
+        assert classify_attn_block(checkpoint.layer(3).names()) is AttnBlockKind.DSA
+    for _, error in refusals(tmp_path):
+        assert {p.tensor for p in error.problems if p.kind == "missing"} == missing
+        assert {p.tensor for p in error.problems if p.kind == "unknown"} == unknown
+        assert len(error.problems) == len(missing) + len(unknown)
+
+
+# --- bound ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [bound_one_by_one, bound_as_views, bound_by_stream])
+def test_every_bound_tensor_equals_the_models_parameter_bit_for_bit(
+    bound: HowBound, served: Path, model: Glm5NextForConditionalGeneration
+) -> None:
+    modules = kda_attention(model)
+    layers = bound(served)
+    assert list(layers) == list(modules) == KDA_LAYERS
+    for index, attention in modules.items():
+        parameters = dict(attention.named_parameters())
+        assert set(PARAMETERS.values()) == set(parameters)
+        for field, name in PARAMETERS.items():
+            stored, parameter = layers[index][field], parameters[name]
+            if field == "conv":  # stored as BF16; the model holds the same values in F32
+                parameter = parameter.squeeze(1).to(torch.bfloat16)
+            assert TORCH_DTYPES[stored.dtype] is parameter.dtype, (index, field)
+            assert stored.shape == tuple(parameter.shape), (index, field)
+            assert stored.data == raw_bytes(parameter), (index, field)
+
+
+@pytest.mark.parametrize("bound", [bound_one_by_one, bound_as_views, bound_by_stream])
+def test_the_bound_conv_equals_the_models_own_joined_conv1d(
+    bound: HowBound, served: Path, model: Glm5NextForConditionalGeneration
+) -> None:
+    layers = bound(served)
+    for index, attention in kda_attention(model).items():
+        conv = layers[index]["conv"]
+        joined = attention.get_parameter("conv1d.weight")
+        assert joined.shape == (3 * QKV_DIM, 1, CONV_KERNEL)
+        assert conv.shape == (3 * QKV_DIM, CONV_KERNEL)
+        assert raw_bytes(conv.tensor().to(torch.float32)) == raw_bytes(joined)
+
+
+def test_the_report_counts_what_the_shards_hold(served: Path) -> None:
+    config = KdaConfig.from_json(served / "config.json")
+    with open_checkpoint(served) as checkpoint:
+        _, report = bind_kda_weights(config, 5, checkpoint.layer(5))
+    names = layer_map_of(served, 5)
+    attention = [name for name in names if name.startswith("self_attn.")]
+    stored_bytes = sum(
+        load_file(served / names[name])[f"{PREFIX}5.{name}"].nbytes for name in attention
+    )
+    assert report.layer_idx == 5
+    assert report.self_attn_seen == len(attention) == 15
+    assert report.non_attn_seen == len(names) - len(attention)
+    assert report.bytes == stored_bytes
+
+
+# --- the model does not notice --------------------------------------------------------------------
+
+
+def put_back(model: Glm5NextForConditionalGeneration, layers: BoundLayers) -> None:
+    """Overwrite every parameter of the model's KDA attention with the bytes that were bound."""
+    with torch.no_grad():
+        for index, attention in kda_attention(model).items():
+            for field, name in PARAMETERS.items():
+                parameter = attention.get_parameter(name)
+                parameter.copy_(layers[index][field].tensor().reshape(parameter.shape))
+
+
+@pytest.mark.parametrize("bound", [bound_one_by_one, bound_by_stream])
+def test_a_stranger_with_the_bound_weights_gives_the_models_attention_output(
+    bound: HowBound, served: Path, model: Glm5NextForConditionalGeneration, tmp_path: Path
+) -> None:
+    stranger = random_model(tmp_path, seed=2)
+    # 70 tokens: more than one chunk of the attention, so its recurrent state is carried along.
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randn(2, 70, HIDDEN, generator=generator).to(torch.bfloat16)
+    own, others = kda_attention(model), kda_attention(stranger)
+    with torch.no_grad():
+        expected = {index: attention(tokens) for index, attention in own.items()}
+        before = {index: attention(tokens) for index, attention in others.items()}
+        put_back(stranger, bound(served))
+        after = {index: attention(tokens) for index, attention in others.items()}
+    assert list(expected) == KDA_LAYERS
+    for index, output in expected.items():
+        assert output.isfinite().all()
+        assert not torch.equal(before[index], output)
+        assert torch.equal(after[index], output)
+
+
+def test_the_models_logits_come_back_once_its_overwritten_kda_weights_are_put_back(
+    served: Path,
+) -> None:
+    model = load_model(served)
+    tokens = torch.randint(1, 50, (1, 40), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        expected = model(input_ids=tokens).logits
+        for attention in kda_attention(model).values():
+            for parameter in attention.parameters():
+                parameter.mul_(-1.5)
+        overwritten = model(input_ids=tokens).logits
+        put_back(model, bound_by_stream(served))
+        after = model(input_ids=tokens).logits
+    assert not torch.equal(overwritten, expected)
+    assert torch.equal(after, expected)
