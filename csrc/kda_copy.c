@@ -134,7 +134,7 @@ static int kda_check_span(const kda_span *span, const unsigned char *destination
         return status;
     if (span->destination > UINT64_MAX - shape.bytes)
         return KDA_SIZE_OVERFLOW;
-    if (shape.bytes != 0 && span->rows > 1 && span->row_stride < span->row_bytes)
+    if (span->rows > 1 && span->row_stride < span->row_bytes)
         return KDA_STRIDE_SHORT;
     if (shape.extent > span->source_bytes)
         return KDA_SOURCE_SHORT;

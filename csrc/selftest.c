@@ -213,7 +213,7 @@ static int copy_all(const kda_span *spans, size_t count, const target *to, uint6
 static void expect_refusal(const kda_span *spans, size_t count, int expected, size_t index, int line)
 {
     target to = target_new(64);
-    kda_cursor cursor = {0, 0, 7};
+    kda_cursor cursor = {0, 5, 7};
     size_t failed = 99;
 
     check_status(kda_spans_check(spans, count, to.bytes, to.size, &failed), expected, "check", line);
@@ -302,7 +302,13 @@ static void test_sizes_that_wrap(void)
     span.row_stride = UINT64_MAX - 2; /* fits 64 bits, but no such address */
     expect_span_refused(span, KDA_SIZE_OVERFLOW, __LINE__);
 
-    span.rows = 1;
+    span = memory_span(source, UINTPTR_MAX - (uintptr_t)source + 1, 16); /* the same, by one byte */
+    expect_span_refused(span, KDA_SIZE_OVERFLOW, __LINE__);
+    span.row_bytes--; /* the last that has addresses: the next check speaks */
+    span.source_bytes = 32;
+    expect_span_refused(span, KDA_SOURCE_SHORT, __LINE__);
+
+    span = memory_span(source, 2, 16);
     span.destination = UINT64_MAX - 1; /* destination + size is 2^64 */
     expect_span_refused(span, KDA_SIZE_OVERFLOW, __LINE__);
     span.destination = UINT64_MAX - 2; /* fits, but is past the end */
@@ -429,7 +435,7 @@ static void test_joined_and_empty_spans(void)
 {
     static const unsigned char q[] = "qqqq", k[] = "kkkk", v[] = "vvvv";
     target to = target_new(24);
-    kda_span spans[6];
+    kda_span spans[7];
     kda_cursor cursor;
     int calls;
 
@@ -440,9 +446,11 @@ static void test_joined_and_empty_spans(void)
     spans[4] = memory_span(q, 4, 16);
     spans[4].rows = 0;
     spans[4].row_bytes = UINT64_MAX; /* no rows, so of no matter */
-    spans[5] = memory_span(q, 4, 20);
-    CHECK_STATUS(copy_all(spans, 6, &to, NO_LIMIT, &cursor, &calls), KDA_OK);
-    CHECK(calls == 1 && cursor.span == 6 && cursor.done == 0 && cursor.error == 0);
+    spans[5] = file_span(0, INT64_MAX, 0); /* as far into a file as can be */
+    spans[5].destination = 20;
+    spans[6] = memory_span(q, 4, 20);
+    CHECK_STATUS(copy_all(spans, 7, &to, NO_LIMIT, &cursor, &calls), KDA_OK);
+    CHECK(calls == 1 && cursor.span == 7 && cursor.done == 0 && cursor.error == 0);
     CHECK(memcmp(to.bytes, "qqqqkkkkvvvv", 12) == 0);
     CHECK(all_guard(to.bytes + 12, 8));
     CHECK(memcmp(to.bytes + 20, "qqqq", 4) == 0 && target_is_fenced(&to));
@@ -502,7 +510,7 @@ static void test_rows_from_every_kind_of_source(void)
     expect_copied(span, pattern, map, fd, 2, __LINE__);
     span.rows = 5 * 1024; /* a column slice: short rows, short gaps, over several pieces */
     span.row_bytes = 300;
-    span.row_stride = 1024;
+    span.row_stride = 1021; /* pieces end within a row */
     expect_copied(span, pattern, map, fd, 5, __LINE__);
     span.rows = 4; /* rows far apart */
     span.row_bytes = 5000;
@@ -598,6 +606,32 @@ static void test_a_map_cut_short(void)
         CHECK_STATUS(copy_all(&span, 1, &to, NO_LIMIT, &cursor, &calls), KDA_NO_POPULATE);
         CHECK(target_is_untouched(&to));
     }
+    munmap(map, size);
+    close(fd);
+    free(to.memory);
+}
+
+/* Rows that do not end where a piece does: none is copied from pages that were not asked for. */
+static void test_a_column_slice_of_a_map_cut_short(void)
+{
+    size_t size = (size_t)(4 * MIB);
+    int fd = file_of_pattern(size);
+    unsigned char *map = map_of(fd, size, PROT_READ);
+    kda_span span = memory_span(map, size, 0);
+    target to;
+    kda_cursor cursor;
+    int calls;
+
+    span.kind = KDA_MAPPED;
+    span.rows = 1000;
+    span.row_bytes = 3000;
+    span.row_stride = 3001;
+    to = target_new((size_t)(span.rows * span.row_bytes));
+    need(ftruncate(fd, (off_t)MIB) == 0, "ftruncate");
+    CHECK_STATUS(copy_all(&span, 1, &to, NO_LIMIT, &cursor, &calls),
+                 kda_can_populate() ? KDA_SOURCE_FAULT : KDA_NO_POPULATE);
+    CHECK(!kda_can_populate() || cursor.done == MIB - MIB / 3001); /* one byte a row is left out */
+    CHECK(all_guard(to.bytes + cursor.done, to.size - (size_t)cursor.done));
     munmap(map, size);
     close(fd);
     free(to.memory);
@@ -783,6 +817,7 @@ int main(void)
     test_rows_from_every_kind_of_source();
     test_random_lists();
     test_a_map_cut_short();
+    test_a_column_slice_of_a_map_cut_short();
     test_a_map_that_may_not_be_read();
     test_a_file_that_is_short();
     test_files_that_cannot_be_read();
