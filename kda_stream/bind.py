@@ -230,6 +230,8 @@ def bind_kda_weights(
         used = _fill(_slot_places(config), judged.tensors, slot, via, between)
     except BaseException:
         slot.abandon()
+        if into is None:
+            slot.arena.close()
         raise
     lease = slot.lend()
     tensors = {
@@ -390,10 +392,21 @@ def _fill(
                 tensor = tensors[spec.name]
                 spans.append(_span(spec.name, tensor, at, descriptors))
                 at += tensor.nbytes
-        CopyPlan(tuple(spans)).run(slot.memory(), between=between)
+        try:
+            CopyPlan(tuple(spans)).run(slot.memory(), between=between)
+        finally:
+            if used == "map":
+                _drop_mapped_pages(tensors)
     for file in files:
         file.check_unchanged()
     return used
+
+
+def _drop_mapped_pages(tensors: Mapping[str, RawTensor]) -> None:
+    """Let go of the copied layer's mapped pages, so that they do not pile up layer by layer."""
+    for tensor in tensors.values():
+        if tensor.place is not None:
+            tensor.place.file.drop(tensor.place.begin, tensor.place.end)
 
 
 def _way(files: list[PayloadFile], via: Via) -> str:
@@ -443,6 +456,8 @@ def _bind_views(
         _fill({CONV_FIELD: own}, judged.tensors, slot, "auto", between)
     except BaseException:
         slot.abandon()
+        if into is None:
+            slot.arena.close()
         raise
     lease = slot.lend()
     tensors[CONV_FIELD] = BoundTensor(own.dtype, own.shape, lease.view(0, own.end))

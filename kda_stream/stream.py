@@ -130,7 +130,11 @@ class KdaLayerStream:
         slot_bytes = kda_slot_bytes(self._config)
         self._arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock_policy)
         self._thread = threading.Thread(target=self._stage_all, name="kda-stream", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C: the body is not entered, so nobody else would close
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -200,13 +204,13 @@ class KdaLayerStream:
         with self._changed:
             self._stopping = True
         self._arena.wake()
-        self._thread.join()
-        self._staged.clear()
-        self._current = None
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        self._arena.close()
+        try:
+            self._thread.join()
+        finally:  # Ctrl-C may have cut the wait short; the thread is about to end all the same
+            self._thread.join()
+            self._staged.clear()
+            self._current = None
+            self._arena.close()
 
     # the consumer's side
 

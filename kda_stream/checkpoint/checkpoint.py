@@ -24,29 +24,15 @@ from ..errors import (
     ShardsMissingError,
     listed,
 )
-from ..files import read_small_file, refuse_path
 from ..kda.config import hidden_layer_count, read_config
 from ..kda.source import RawTensor
-from ..limits import HEADER_BYTES_MAX, INDEX_BYTES_MAX, SHOWN_ITEMS_MAX
+from ..limits import HEADER_BYTES_MAX, SHOWN_ITEMS_MAX
 from .header import TensorInfo
-from .index import Index, parse_index
 from .layer import LayerIndex, LayerNames, LayerSource, find_layers
+from .listing import CheckpointFiles, list_files
 from .shard import Shard, open_shard
 
-SHARD_SUFFIX: Final = ".safetensors"
-INDEX_SUFFIX: Final = ".safetensors.index.json"
 CONFIG_NAME: Final = "config.json"
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The files of a checkpoint, before any of them is opened."""
-
-    directory: str
-    index_path: str | None
-    index: Index | None
-    shard_names: tuple[str, ...]
-    ignored_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +87,7 @@ class Checkpoint:
     def __init__(
         self,
         path: str,
-        files: _Files,
+        files: CheckpointFiles,
         shards: Mapping[str, Shard],
         places: Mapping[str, str],
         unlisted: tuple[tuple[str, str], ...],
@@ -293,77 +279,16 @@ def open_checkpoint(
         raise ArgumentError(
             ErrorCode.ARGUMENT, "verify is unknown", expected="'all'", got=repr(verify)
         )
-    name = os.fspath(path)
-    files = _list_files(name)
+    name = os.fsdecode(path)
+    files = list_files(name)
     shards = _open_shards(files, header_bytes_max, name)
     return Checkpoint(name, files, shards, *_checked_places(files, shards, name))
-
-
-# From a path to the files ------------------------------------------------------------------------
-
-
-def _list_files(path: str) -> _Files:
-    if os.path.isdir(path):
-        return _list_directory(path)
-    directory = os.path.dirname(path) or "."
-    if path.endswith(".json"):
-        return _list_indexed(directory, path)
-    return _Files(directory, None, None, (os.path.basename(path),), ())
-
-
-def _list_directory(path: str) -> _Files:
-    try:
-        names = sorted(os.listdir(path))
-    except OSError as error:
-        refuse_path(path, error)
-    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
-    shards = [name for name in names if name.endswith(SHARD_SUFFIX)]
-    if len(indexes) == 1:
-        return _list_indexed(path, os.path.join(path, indexes[0]))
-    if indexes:
-        raise CheckpointError(
-            ErrorCode.CHECKPOINT_TWO_INDEXES,
-            "the directory holds more than one index",
-            path=path,
-            expected="one index",
-            got=listed(indexes),
-            hint="pass the path of the index to load",
-        )
-    if len(shards) == 1:
-        return _Files(path, None, None, (shards[0],), ())
-    if shards:
-        raise CheckpointError(
-            ErrorCode.CHECKPOINT_NO_INDEX,
-            f"the directory holds {len(shards)} shards and no index",
-            path=path,
-            expected="a model.safetensors.index.json",
-            got=listed(shards),
-            hint="fetch the index too, or pass the path of one shard",
-        )
-    raise CheckpointError(
-        ErrorCode.CHECKPOINT_NO_SHARDS,
-        "the directory holds no safetensors file",
-        path=path,
-        expected="model.safetensors, or shards and their index",
-        got=listed(names) or "an empty directory",
-        hint="pass the folder that holds the weights",
-    )
-
-
-def _list_indexed(directory: str, index_path: str) -> _Files:
-    index = parse_index(read_small_file(index_path, INDEX_BYTES_MAX), path=index_path)
-    named = tuple(sorted(set(index.weight_map.values())))
-    try:
-        present = {name for name in os.listdir(directory) if name.endswith(SHARD_SUFFIX)}
-    except OSError as error:
-        refuse_path(directory, error)
-    return _Files(directory, index_path, index, named, tuple(sorted(present.difference(named))))
 
 
 # From the files to checked headers ---------------------------------------------------------------
 
 
-def _open_shards(files: _Files, header_bytes_max: int, path: str) -> dict[str, Shard]:
+def _open_shards(files: CheckpointFiles, header_bytes_max: int, path: str) -> dict[str, Shard]:
     paths = {name: os.path.join(files.directory, name) for name in files.shard_names}
     missing = tuple(name for name in paths if not os.path.lexists(paths[name]))
     if missing and files.index is not None:
@@ -387,9 +312,9 @@ def _open_shards(files: _Files, header_bytes_max: int, path: str) -> dict[str, S
 
 
 def _checked_places(
-    files: _Files, shards: Mapping[str, Shard], path: str
+    files: CheckpointFiles, shards: Mapping[str, Shard], path: str
 ) -> tuple[Mapping[str, str], tuple[tuple[str, str], ...]]:
-    """Tensor name -> shard file, as the index says and the shards bear out; and what it leaves out."""
+    """Tensor name -> shard file, as the index says and the shards bear out; and the unlisted."""
     if files.index is None:
         return {name: file for file, shard in shards.items() for name in shard.header}, ()
     places = files.index.weight_map

@@ -47,7 +47,7 @@ _PLAIN_KIND: Final = re.compile(rf'([A-Z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NU
 
 
 def read_columns(text: bytes, path: object) -> Columns:
-    """Take a header apart; raises `HeaderError` when its text or its structure is not the format's."""
+    """Take a header apart; raises `HeaderError` when its text or its structure breaks the format."""
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -116,7 +116,7 @@ class _MetadataError(ValueError):
 
 def _checked_metadata(metadata: Any) -> dict[str, str]:
     if not isinstance(metadata, dict):
-        raise _MetadataError(f"{_kind(metadata)}")
+        raise _MetadataError(_kind(metadata))
     for key, value in metadata.items():
         if not isinstance(value, str):
             raise _MetadataError(f"{_kind(value)} for {shown(key)!r}")

@@ -82,6 +82,12 @@ class Shard:
                     os.close(descriptor)
             return self._mapping.view(begin, end)
 
+    def drop(self, begin: int, end: int) -> None:
+        """Take the mapped pages of [begin, end) out of the process; they stay in the page cache."""
+        with self._lock:
+            if self._mapping is not None:
+                self._mapping.drop(begin, end)
+
     def open(self) -> int:
         """A new read-only descriptor of the unchanged file; the caller closes it.
 

@@ -22,6 +22,9 @@ class PayloadFile(Protocol):
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) of the file, mapped: read-only and without a copy."""
 
+    def drop(self, begin: int, end: int) -> None:
+        """Take the mapped pages of [begin, end) out of the process, when they are in it."""
+
     def open(self) -> int:
         """A new descriptor of the unchanged file, which the caller closes."""
 

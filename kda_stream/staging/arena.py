@@ -64,8 +64,8 @@ class SlotState(Enum):
 class Slot:
     """One slot of an arena: `nbytes` bytes from a page border on.
 
-    `claim` makes a free slot one that is being filled, `lend` a lent one, `Lease.release` a free one
-    again; `abandon` frees a claimed one. A slot that is lent is never written.
+    `claim` makes a free slot one that is being filled, `lend` a lent one, `Lease.release` a free
+    one again; `abandon` frees a claimed one. A slot that is lent is never written.
     """
 
     def __init__(self, arena: PinnedArena, number: int, begin: int, nbytes: int) -> None:

@@ -148,7 +148,8 @@ def _copy_error(
             "the shard ends before the tensor does",
             path=path,
             tensor=tensor,
-            hint="it was cut short after it was opened: fetch it again and open the checkpoint anew",
+            hint="it was cut short after it was opened: "
+            "fetch it again and open the checkpoint anew",
         )
     if status == lib.KDA_READ_FAILED:
         return PayloadError(
@@ -233,6 +234,17 @@ class Mapping:
     def unlock(self) -> None:
         """Let the pages be swapped again."""
         extension()[1].munlock(self._pointer, self.nbytes)
+
+    def drop(self, begin: int, end: int) -> None:
+        """Take the pages of [begin, end) out of the process; of a file's map, they stay cached.
+
+        The next touch brings them back. For a map of a file only: elsewhere the bytes would go.
+        """
+        lib = extension()[1]
+        first = begin // PAGE_BYTES * PAGE_BYTES
+        with self._lock:
+            if self._pointer is not None:
+                lib.madvise(self._pointer + first, end - first, lib.MADV_DONTNEED)
 
     def close(self) -> bool:
         """End every lent view and let the pages go; calling it again changes nothing.

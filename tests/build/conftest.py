@@ -1,4 +1,4 @@
-"""What the build tests share: the source tree, the compiler, and one build of the distributions."""
+"""What the build tests share: the sources, the compiler, and one build of the distributions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@dataclass(frozen=True)
-class Distributions:
-    """An sdist, the tree that it unpacks to, and the wheel that was built from it."""
-
-    sdist: Path
-    tree: Path
-    wheel: Path
 
 
 @pytest.fixture(scope="session")
@@ -35,17 +25,25 @@ def csrc() -> Path:
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """Runs a command and keeps what it says; `check=True` shows that when it fails."""
+    """Runs a command and keeps what it says, which is shown when it fails and may not."""
 
     def run_command(
-        *command: str | Path, check: bool = True, **options: object
+        *command: str | Path,
+        may_fail: bool = False,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        ended = subprocess.run(  # type: ignore[call-overload]
-            [str(part) for part in command], capture_output=True, text=True, check=False, **options
+        ended = subprocess.run(
+            [str(part) for part in command],
+            capture_output=True,
+            check=False,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            text=True,
         )
         said = f"{ended.stdout}\n{ended.stderr}"
-        assert ended.returncode == 0 or not check, f"{command} gave {ended.returncode}:\n{said}"
-        return ended  # type: ignore[no-any-return]
+        assert ended.returncode == 0 or may_fail, f"{command}: {ended.returncode}\n{said}"
+        return ended
 
     return run_command
 
@@ -55,25 +53,36 @@ def compiler() -> str:
     """The C compiler, as the build would find it."""
     found = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     if found is None:
-        pytest.skip("no C compiler on this machine")
+        pytest.skip("there is no C compiler on this machine")
     return found
 
 
 @pytest.fixture(scope="session")
 def is_gcc(compiler: str, run: Run) -> bool:
     """Whether the compiler is GCC, which alone has -fanalyzer."""
-    macros = run(compiler, "-dM", "-E", "-x", "c", os.devnull).stdout
-    return "__GNUC__" in macros and "__clang__" not in macros
+    return "__clang__" not in run(compiler, "-dM", "-E", "-x", "c", os.devnull).stdout
 
 
 @pytest.fixture(scope="session")
-def distributions(compiler: str, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Distributions:
-    """`python -m build`: the sdist from the tree, the wheel from the sdist, each in isolation."""
+def distributions(compiler: str, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, what it unpacks to, and the wheel that was built from it."""
     assert compiler
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, ROOT)
-    [sdist] = out.glob("*.tar.gz")
-    [wheel] = out.glob("*.whl")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(out, filter="data")
-    return Distributions(sdist, out / sdist.name.removesuffix(".tar.gz"), wheel)
+    folder = tmp_path_factory.mktemp("distributions")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def unpacked(distributions: Path) -> Path:
+    """The tree that the sdist unpacks to: a clean clone, as it were."""
+    [tree] = (path for path in distributions.iterdir() if path.is_dir())
+    return tree
+
+
+@pytest.fixture(scope="session")
+def wheel(distributions: Path) -> Path:
+    """The wheel."""
+    [found] = distributions.glob("*.whl")
+    return found

@@ -1,12 +1,74 @@
-"""The C routine on its own: warnings, symbols, and the self-test under the sanitizers."""
+"""The C routine by itself: warnings, symbols, and its self-test under the sanitizers."""
 
 from __future__ import annotations
 
 import re
-import sys
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest_types import Run
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wpedantic", "-Werror"]
+PASSED = re.compile(r"^(\d+) checks passed$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("source", ["kda_copy.c", "selftest.c", "fuzz_spans.c"])
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+def test_a_source_compiles_without_a_warning(
+    source: str, level: str, csrc: Path, compiler: str, is_gcc: bool, run: Run, tmp_path: Path
+) -> None:
+    analyzer = ["-fanalyzer"] if is_gcc else []
+    output = ["-o", tmp_path / "out.o"]
+    run(compiler, "-std=c11", level, *WARNINGS, *analyzer, "-c", csrc / source, *output)
+
+
+def test_the_header_stands_alone_in_c_and_declares_nothing_twice(
+    csrc: Path, compiler: str, run: Run, tmp_path: Path
+) -> None:
+    source = tmp_path / "twice.c"
+    source.write_text('#include "kda_copy.h"\n#include "kda_copy.h"\nextern int nothing;\n')
+    run(compiler, "-std=c11", *WARNINGS, "-I", csrc, "-c", source, "-o", tmp_path / "twice.o")
+
+
+def test_every_external_symbol_begins_with_kda(
+    csrc: Path, compiler: str, run: Run, tmp_path: Path
+) -> None:
+    built = tmp_path / "kda_copy.o"
+    run(compiler, "-std=c11", "-c", csrc / "kda_copy.c", "-o", built)
+    listed = run("nm", "-g", "-P", built).stdout
+    defined = [line.split()[0] for line in listed.splitlines() if line.split()[1] != "U"]
+    names = {name.removeprefix("_") for name in defined}  # macOS puts a `_` before each
+    assert names == {"kda_spans_check", "kda_spans_copy", "kda_can_populate"}
+
+
+def build_selftest(csrc: Path, folder: Path, run: Run, *options: str) -> Path:
+    """Builds the self-test as CMakeLists.txt says."""
+    chosen = ["-DKDA_EXTENSION=OFF", "-DKDA_SELFTEST=ON", "-DKDA_WERROR=ON", *options]
+    run("cmake", "-S", csrc, "-B", folder, "-G", "Ninja", *chosen)
+    run("cmake", "--build", folder)
+    return folder / "kda_selftest"
+
+
+@pytest.mark.parametrize("sanitize", ["OFF", "ON"])
+def test_the_self_test_passes(
+    sanitize: str, csrc: Path, compiler: str, run: Run, tmp_path: Path
+) -> None:
+    assert compiler
+    selftest = build_selftest(csrc, tmp_path, run, f"-DKDA_SANITIZE={sanitize}")
+    said = run(selftest).stdout
+    passed = PASSED.fullmatch(said.strip())
+    assert passed, said
+    assert int(passed[1]) > 2000
+
+
+def test_the_sanitizers_are_really_in_the_sanitized_self_test(
+    csrc: Path, compiler: str, run: Run, tmp_path: Path
+) -> None:
+    assert compiler
+    selftest = build_selftest(csrc, tmp_path, run, "-DKDA_SANITIZE=ON")
+    symbols = run("nm", selftest).stdout
+    assert "__asan_init" in symbols
+    assert "__ubsan_handle" in symbols

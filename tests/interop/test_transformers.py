@@ -35,7 +35,7 @@ pytestmark = pytest.mark.interop
 
 # Every extent of a KDA block differs from every other one (hidden is not heads x head_dim, and the
 # DSA layers have other heads), so a transposed or misread shape cannot pass by chance.
-HIDDEN, HEADS, HEAD_DIM, CONV_KERNEL, LAYERS = 96, 4, 16, 4, 8
+HIDDEN, HEADS, HEAD_DIM, CONV_KERNEL, LAYERS = 96, 5, 16, 4, 8
 QKV_DIM = HEADS * HEAD_DIM
 KDA_LAYERS = [0, 1, 2, 4, 5, 6]  # the model's own default: each fourth layer is a DSA layer
 SHARD_SIZE = "60KB"  # small enough to cut some KDA layers in two

@@ -1,0 +1,66 @@
+"""What all tests share: the `support` folder on the path, small checkpoints, real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from support.checkpoints import MEDIUM, UNEVEN, Written, write_checkpoint
+
+from kda_stream import Checkpoint, KdaConfig, open_checkpoint
+
+RunPython = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A checkpoint of 8 layers and an MTP layer at an uneven geometry; not to be changed."""
+    return write_checkpoint(tmp_path_factory.mktemp("uneven"), geometry=UNEVEN)
+
+
+@pytest.fixture(scope="session")
+def written_medium(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A checkpoint with several pages a tensor; not to be changed."""
+    return write_checkpoint(tmp_path_factory.mktemp("medium"), geometry=MEDIUM)
+
+
+@pytest.fixture
+def checkpoint(written: Written) -> Iterator[Checkpoint]:
+    with open_checkpoint(written.folder) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def config() -> KdaConfig:
+    """The geometry of `written`, spelled out."""
+    return KdaConfig(hidden=24, heads=3, head_dim=5, conv_kernel=3)
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> RunPython:
+    """Run a script in a fresh interpreter; returns what it printed last, read as JSON.
+
+    A script that fails, dies of a signal or takes longer than `seconds` fails the test.
+    """
+
+    def run(script: str, *arguments: object, seconds: float = 60, flags: tuple[str, ...] = ()) -> Any:
+        done = subprocess.run(
+            [sys.executable, *flags, "-c", textwrap.dedent(script), *map(str, arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
