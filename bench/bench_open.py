@@ -1,4 +1,4 @@
-"""Opening a checkpoint of full scale, against the safetensors package: `python bench/bench_open.py`.
+"""Opening at full scale, against the safetensors package: `python bench/bench_open.py`.
 
 Both read the same 62 shards and 76,108 tensors, turn by turn in one process, with warm files:
 safetensors opens each shard and asks every slice for its dtype and shape; kda_stream opens the

@@ -371,7 +371,7 @@ static void test_order_of_the_checks(void)
 
 static void test_source_in_the_destination(void)
 {
-    unsigned char memory[96];
+    unsigned char memory[96] = {0};
     kda_span span = memory_span(memory, 16, 0);
     kda_cursor cursor = {0, 0, 0};
     size_t failed = 99;

@@ -47,7 +47,7 @@ _PLAIN_KIND: Final = re.compile(rf'([A-Z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NU
 
 
 def read_columns(text: bytes, path: object) -> Columns:
-    """Take a header apart; raises `HeaderError` when its text or its structure breaks the format."""
+    """Take a header apart; raises `HeaderError` when its text or structure breaks the format."""
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -29,7 +29,7 @@ class CheckpointFiles:
 def list_files(path: str) -> CheckpointFiles:
     """The files that `path` stands for: a directory, an index file or one shard.
 
-    Raises `PathError`, `ShardIndexError`, or `CheckpointError` when a directory is no one checkpoint.
+    Raises `PathError`, `ShardIndexError`, or `CheckpointError` for a directory that is none or two.
     """
     path = os.path.abspath(path)  # so that a later chdir changes nothing
     if os.path.isdir(path):

@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +27,8 @@ def csrc() -> Path:
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """Runs a command and keeps what it says, which is shown when it fails and may not."""
+    """Runs a command, one of this environment's first; shows what it says if it may not fail."""
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 
     def run_command(
         *command: str | Path,
@@ -38,7 +41,7 @@ def run() -> Run:
             capture_output=True,
             check=False,
             cwd=cwd,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "PATH": path, **(env or {})},
             text=True,
         )
         said = f"{ended.stdout}\n{ended.stderr}"
@@ -86,3 +89,16 @@ def wheel(distributions: Path) -> Path:
     """The wheel."""
     [found] = distributions.glob("*.whl")
     return found
+
+
+@pytest.fixture
+def install(run: Run, tmp_path: Path) -> Callable[..., Path]:
+    """Makes a virtual environment, has pip install something there, and gives its Python."""
+
+    def install_in_new_environment(*what: str | Path) -> Path:
+        venv.create(tmp_path / "venv", with_pip=False)
+        python = tmp_path / "venv" / "bin" / "python"
+        run(sys.executable, "-m", "pip", "--python", python, "install", *what)
+        return python
+
+    return install_in_new_environment
