@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .bind import (
-        BindProblem,
         BoundTensor,
         KdaBindReport,
         KdaWeights,
-        ProblemKind,
         bind_kda_weights,
         check_kda_weights,
         kda_slot_bytes,
@@ -58,6 +56,7 @@ if TYPE_CHECKING:
         SpanError,
         StreamError,
     )
+    from .kda.check import BindProblem, ProblemKind
     from .kda.classify import AttnBlockKind, classify_attn_block
     from .kda.config import KdaConfig
     from .kda.source import KdaTensorSource, RawTensor
@@ -70,11 +69,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "bind": (
-        "BindProblem",
         "BoundTensor",
         "KdaBindReport",
         "KdaWeights",
-        "ProblemKind",
         "bind_kda_weights",
         "check_kda_weights",
         "kda_slot_bytes",
@@ -113,6 +110,10 @@ _HOMES = {
         "SlotError",
         "SpanError",
         "StreamError",
+    ),
+    "kda.check": (
+        "BindProblem",
+        "ProblemKind",
     ),
     "kda.classify": (
         "AttnBlockKind",

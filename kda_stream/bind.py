@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from .dtypes import KdaDtype
-from .errors import ArgumentError, BindError, ErrorCode, PayloadError, SlotError, shown
+from .errors import ArgumentError, ErrorCode, PayloadError, SlotError
+from .kda.check import CheckedBlock, check_kda_block
 from .kda.config import KdaConfig
 from .kda.source import KdaTensorSource, PayloadFile, RawTensor
 from .kda.tensors import ATTENTION_PREFIX, KDA_TENSORS, TensorSpec
@@ -24,58 +24,6 @@ VIAS: Final = ("auto", "map", "read")
 
 CONV_FIELD: Final = "conv"
 CONV_LEAVES: Final = ("q_conv1d", "k_conv1d", "v_conv1d")
-
-
-class ProblemKind(str, Enum):
-    """In what way a tensor of a layer is not what a KDA block must have; judged in this order."""
-
-    UNKNOWN = "unknown"
-    REPEATED = "repeated"
-    MISSING = "missing"
-    DTYPE = "dtype"
-    SHAPE = "shape"
-    BYTES = "bytes"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True, slots=True)
-class BindProblem:
-    """One deviation of a layer from `KDA_TENSORS`; a field that does not apply is None.
-
-    `tensor` is layer-relative, `shard` the path of the file that holds it.
-    """
-
-    tensor: str
-    kind: ProblemKind
-    shard: str | None = None
-    stored_dtype: str | None = None
-    stored_shape: tuple[int, ...] | None = None
-    stored_bytes: int | None = None
-    expected_dtype: str | None = None
-    expected_shape: tuple[int, ...] | None = None
-    expected_bytes: int | None = None
-
-    def __str__(self) -> str:
-        where = "" if self.shard is None else f" in {shown(os.path.basename(self.shard))}"
-        name = shown(self.tensor)
-        stored = f"{shown(self.stored_dtype or '')} {list(self.stored_shape or ())}"
-        expected = f"{self.expected_dtype} {list(self.expected_shape or ())}"
-        match self.kind:
-            case ProblemKind.UNKNOWN:
-                return f"{name} is no tensor of a KDA block: stored {stored}{where}"
-            case ProblemKind.REPEATED:
-                return f"{name} is listed twice"
-            case ProblemKind.MISSING:
-                return f"{name} is missing: expected {expected}"
-            case ProblemKind.BYTES:
-                return (
-                    f"{name} has the wrong byte count: expected {self.expected_bytes}, "
-                    f"got {self.stored_bytes}{where}"
-                )
-            case _:
-                return f"{name} has the wrong {self.kind}: expected {expected}, got {stored}{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +108,6 @@ class _Place:
     specs: tuple[TensorSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """A layer that passed every check, with the source's tensors by spec name."""
-
-    tensors: Mapping[str, RawTensor]
-    report: KdaBindReport
-
-
 def _field_of(spec: TensorSpec) -> str:
     leaf = spec.name.removeprefix(ATTENTION_PREFIX).removesuffix(".weight")
     if leaf in CONV_LEAVES:
@@ -220,14 +160,14 @@ def bind_kda_weights(
         raise ArgumentError(
             ErrorCode.ARGUMENT, "via is unknown", expected=" or ".join(VIAS), got=via
         )
-    judged = _judge(config, layer_idx, source)
-    for file in _files(judged.tensors):
+    block = check_kda_block(config, layer_idx, source)
+    for file in block.files:
         file.check_unchanged()
     if not copy:
-        return _bind_views(config, judged, into, between)
+        return _bind_views(config, block, into, between)
     slot = _claimed(into, kda_slot_bytes(config))
     try:
-        used = _fill(_slot_places(config), judged.tensors, slot, via, between)
+        used = _fill(_slot_places(config), block, slot, via, between)
     except BaseException:
         slot.abandon()
         if into is None:
@@ -238,9 +178,7 @@ def bind_kda_weights(
         name: BoundTensor(place.dtype, place.shape, lease.view(place.begin, place.end))
         for name, place in _slot_places(config).items()
     }
-    return KdaWeights(**tensors, lease=lease), replace(
-        judged.report, via=used, lock=slot.arena.report
-    )
+    return KdaWeights(**tensors, lease=lease), _report(block, used, slot.arena.report)
 
 
 def check_kda_weights(config: KdaConfig, layer_idx: int, source: KdaTensorSource) -> KdaBindReport:
@@ -248,92 +186,7 @@ def check_kda_weights(config: KdaConfig, layer_idx: int, source: KdaTensorSource
 
     Returns the report that the bind would give, with `via` "none"; raises `BindError`.
     """
-    return _judge(config, layer_idx, source).report
-
-
-# Judging -----------------------------------------------------------------------------------------
-
-
-def _judge(config: KdaConfig, layer_idx: int, source: KdaTensorSource) -> _Judged:
-    names = source.names()
-    attention = [name for name in names if name.startswith(ATTENTION_PREFIX)]
-    specs = {spec.name: spec for spec in KDA_TENSORS}
-    seen = set(attention)
-    tensors = {name: source.get(name) for name in specs if name in seen}
-    problems = [
-        problem
-        for spec in KDA_TENSORS
-        if (problem := _problem(spec, config, tensors.get(spec.name))) is not None
-    ]
-    unknown = tuple(sorted(seen.difference(specs)))
-    problems += [_stored(name, ProblemKind.UNKNOWN, source.get(name)) for name in unknown]
-    repeated = sorted(name for name in seen if attention.count(name) > 1)
-    problems += [BindProblem(name, ProblemKind.REPEATED) for name in repeated]
-    if problems:
-        raise _refusal(layer_idx, problems)
-    found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    report = KdaBindReport(
-        layer_idx=layer_idx,
-        bound=len(found),
-        self_attn_seen=len(attention),
-        non_attn_seen=len(names) - len(attention),
-        unknown_self_attn=unknown,
-        bytes=sum(tensor.nbytes for tensor in found.values()),
-        shards=tuple(file.path for file in _files(found)),
-        via="none",
-        lock=None,
-    )
-    return _Judged(found, report)
-
-
-def _problem(spec: TensorSpec, config: KdaConfig, tensor: RawTensor | None) -> BindProblem | None:
-    """The first way in which `tensor` is not what `spec` asks: dtype, then shape, then bytes."""
-    shape, nbytes = spec.expected_shape(config), spec.expected_bytes(config)
-    if tensor is None:
-        kind = ProblemKind.MISSING
-    elif tensor.dtype != spec.dtype.value:
-        kind = ProblemKind.DTYPE
-    elif tuple(tensor.shape) != shape:
-        kind = ProblemKind.SHAPE
-    elif tensor.nbytes != nbytes:
-        kind = ProblemKind.BYTES
-    else:
-        return None
-    return replace(
-        _stored(spec.name, kind, tensor),
-        expected_dtype=spec.dtype.value,
-        expected_shape=shape,
-        expected_bytes=nbytes,
-    )
-
-
-def _stored(name: str, kind: ProblemKind, tensor: RawTensor | None) -> BindProblem:
-    """A problem with what is stored under `name`, and nothing yet of what was expected."""
-    if tensor is None:
-        return BindProblem(name, kind)
-    return BindProblem(
-        name,
-        kind,
-        shard=None if tensor.place is None else tensor.place.file.path,
-        stored_dtype=tensor.dtype,
-        stored_shape=tuple(tensor.shape),
-        stored_bytes=tensor.nbytes,
-    )
-
-
-def _refusal(layer_idx: int, problems: list[BindProblem]) -> BindError:
-    shards = dict.fromkeys(problem.shard for problem in problems if problem.shard is not None)
-    error = BindError(
-        ErrorCode.BIND_REFUSED,
-        f"layer {layer_idx} is not exactly a KDA block: {len(problems)} problems: "
-        + "; ".join(map(str, problems)),
-        path=next(iter(shards), None),
-        tensor=problems[0].tensor if len(problems) == 1 else None,
-        hint="bytes are never changed to fit: load a checkpoint that stores the layer as expected, "
-        "or the config.json that belongs to this one",
-    )
-    error.problems = tuple(problems)
-    return error
+    return _report(check_kda_block(config, layer_idx, source))
 
 
 # Placing and moving ------------------------------------------------------------------------------
@@ -372,13 +225,13 @@ def _claimed(into: PinnedArena | Slot | None, nbytes: int) -> Slot:
 
 def _fill(
     places: Mapping[str, _Place],
-    tensors: Mapping[str, RawTensor],
+    block: CheckedBlock,
     slot: Slot,
     via: Via,
     between: Callable[[], None] | None,
 ) -> str:
     """Copy every tensor to its place in the slot; how the payload was brought in."""
-    files = _files(tensors)
+    files = block.files
     used = _way(files, via)
     with ExitStack() as opened:
         descriptors: dict[str, int] = {}
@@ -389,27 +242,27 @@ def _fill(
         for place in places.values():
             at = place.begin
             for spec in place.specs:
-                tensor = tensors[spec.name]
+                tensor = block.tensors[spec.name]
                 spans.append(_span(spec.name, tensor, at, descriptors))
                 at += tensor.nbytes
         try:
             CopyPlan(tuple(spans)).run(slot.memory(), between=between)
         finally:
             if used == "map":
-                _drop_mapped_pages(tensors)
+                _drop_mapped_pages(block)
     for file in files:
         file.check_unchanged()
     return used
 
 
-def _drop_mapped_pages(tensors: Mapping[str, RawTensor]) -> None:
+def _drop_mapped_pages(block: CheckedBlock) -> None:
     """Let go of the copied layer's mapped pages, so that they do not pile up layer by layer."""
-    for tensor in tensors.values():
+    for tensor in block.tensors.values():
         if tensor.place is not None:
             tensor.place.file.drop(tensor.place.begin, tensor.place.end)
 
 
-def _way(files: list[PayloadFile], via: Via) -> str:
+def _way(files: Sequence[PayloadFile], via: Via) -> str:
     if not files:
         return "memory"
     if via != "auto":
@@ -438,7 +291,7 @@ def _span(name: str, tensor: RawTensor, destination: int, descriptors: Mapping[s
 
 def _bind_views(
     config: KdaConfig,
-    judged: _Judged,
+    block: CheckedBlock,
     into: PinnedArena | Slot | None,
     between: Callable[[], None] | None,
 ) -> tuple[KdaWeights, KdaBindReport]:
@@ -449,11 +302,11 @@ def _bind_views(
     slot = _claimed(into, own.end)
     try:
         tensors = {
-            name: BoundTensor(place.dtype, place.shape, judged.tensors[place.specs[0].name].data)
+            name: BoundTensor(place.dtype, place.shape, block.tensors[place.specs[0].name].data)
             for name, place in places.items()
             if name != CONV_FIELD
         }
-        _fill({CONV_FIELD: own}, judged.tensors, slot, "auto", between)
+        _fill({CONV_FIELD: own}, block, slot, "auto", between)
     except BaseException:
         slot.abandon()
         if into is None:
@@ -462,13 +315,20 @@ def _bind_views(
     lease = slot.lend()
     tensors[CONV_FIELD] = BoundTensor(own.dtype, own.shape, lease.view(0, own.end))
     weights = KdaWeights(**tensors, lease=lease)
-    return weights, replace(judged.report, via="view", lock=slot.arena.report)
+    return weights, _report(block, "view", slot.arena.report)
 
 
-def _files(tensors: Mapping[str, RawTensor]) -> list[PayloadFile]:
-    """The files that hold the tensors, each once."""
-    files = {}
-    for tensor in tensors.values():
-        if tensor.place is not None:
-            files[tensor.place.file.path] = tensor.place.file
-    return list(files.values())
+def _report(
+    block: CheckedBlock, via: str = "none", lock: LockReport | None = None
+) -> KdaBindReport:
+    return KdaBindReport(
+        layer_idx=block.layer_idx,
+        bound=len(block.tensors),
+        self_attn_seen=block.self_attn_seen,
+        non_attn_seen=block.non_attn_seen,
+        unknown_self_attn=(),
+        bytes=block.nbytes,
+        shards=tuple(file.path for file in block.files),
+        via=via,
+        lock=lock,
+    )

@@ -206,7 +206,7 @@ class ConfigError(KdaStreamError, ValueError):
 class BindError(KdaStreamError, ValueError):
     """A layer is not exactly the expected KDA block; `problems` holds every deviation.
 
-    Each problem is a `kda_stream.bind.BindProblem`.
+    Each problem is a `kda_stream.BindProblem`.
     """
 
     problems: tuple[Any, ...] = ()

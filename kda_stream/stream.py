@@ -29,6 +29,7 @@ from .errors import (
     InUseError,
     StreamError,
 )
+from .kda.check import joint_refusal
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.config import KdaConfig
 from .staging.arena import LockPolicy, LockReport, PinnedArena
@@ -304,24 +305,14 @@ def stream_kda_layers(
     """
     geometry = config_of(checkpoint) if config is None else config
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
-    problems: list[BindError] = []
+    refusals: list[BindError] = []
     for index in chosen:
         try:
             check_kda_weights(geometry, index, checkpoint.layer(index))
         except BindError as error:
-            problems.append(error)
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        whole = BindError(
-            ErrorCode.BIND_REFUSED,
-            f"{len(problems)} of {len(chosen)} layers are refused: "
-            + "; ".join(error.what for error in problems),
-            path=checkpoint.path,
-            hint=problems[0].hint,
-        )
-        whole.problems = tuple(problem for error in problems for problem in error.problems)
-        raise whole
+            refusals.append(error)
+    if refusals:
+        raise joint_refusal(refusals, len(chosen))
     return KdaLayerStream(checkpoint, geometry, chosen, slots, lock, via)
 
 
