@@ -80,8 +80,34 @@ static kda_span take_span(const uint8_t **data, size_t *size, uint64_t *used)
     span.row_bytes = take(data, size);
     span.row_stride = span.row_bytes + take(data, size);
     span.destination = *used + take(data, size);
+    if (take(data, size) % 16 == 1)
+        span.row_stride = take(data, size);
+    if (take(data, size) % 16 == 1)
+        span.destination = take(data, size);
     *used = span.destination + span.rows * span.row_bytes;
     return span;
+}
+
+/* What a list must keep to, in plain arithmetic: a list that was let through has small numbers. */
+static void need_good_list(const kda_span *spans, size_t count)
+{
+    uint64_t used = 0;
+    size_t i;
+
+    for (i = 0; i < count; i++) {
+        const kda_span *span = &spans[i];
+        uint64_t bytes = span->row_bytes == 0 ? 0 : span->rows * span->row_bytes;
+
+        need(span->kind >= KDA_MEMORY && span->kind <= KDA_FILE);
+        need(span->destination >= used && span->destination <= DESTINATION_BYTES - bytes);
+        need(bytes == 0 || bytes / span->rows == span->row_bytes);
+        used = span->destination + bytes;
+        if (bytes == 0)
+            continue;
+        need(span->rows == 1 || span->row_stride >= span->row_bytes);
+        need(span->rows == 1 || span->row_stride <= SOURCE_BYTES);
+        need((span->rows - 1) * span->row_stride + span->row_bytes <= span->source_bytes);
+    }
 }
 
 static void copy_slowly(const kda_span *spans, size_t count, unsigned char *destination)
@@ -118,8 +144,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memset(actual, 0xA5, sizeof actual);
 
     checked = kda_spans_check(spans, count, destination, DESTINATION_BYTES, &failed);
-    if (checked == KDA_OK)
+    if (checked == KDA_OK) {
+        need_good_list(spans, count);
         copy_slowly(spans, count, expected + GUARD_BYTES);
+    }
     do
         status = kda_spans_copy(spans, count, destination, DESTINATION_BYTES, nanoseconds_max,
                                 &cursor);

@@ -100,6 +100,8 @@ int kda_spans_check(const kda_span *spans, size_t count, const unsigned char *de
  * A page of a KDA_MAPPED source which cannot be read is an answer, not a signal, as long as the
  * file is not cut short between the fault-in of a window and its memcpy, some hundred
  * microseconds later. A caller who cannot rule that out uses KDA_FILE.
+ * Gaps of up to 64 KiB between rows are had from the disk along with the rows, and may stay in the
+ * page cache with them; longer gaps are not read.
  * Files must not be opened with O_DIRECT. Their offset is neither used nor moved.
  * Threads may call this at once when no two share a cursor or a part of a destination. */
 int kda_spans_copy(const kda_span *spans, size_t count, unsigned char *destination,

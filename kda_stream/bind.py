@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from .dtypes import KdaDtype
-from .errors import ArgumentError, ErrorCode, PayloadError, SlotError
+from .errors import ArgumentError, ErrorCode, SlotError
 from .kda.check import CheckedBlock, check_kda_block
 from .kda.config import KdaConfig
-from .kda.source import KdaTensorSource, PayloadFile, RawTensor
+from .kda.source import KdaTensorSource, RawTensor
 from .kda.tensors import ATTENTION_PREFIX, KDA_TENSORS, TensorSpec
 from .limits import SLOT_ALIGNMENT_BYTES
 from .staging.arena import Lease, LockReport, PinnedArena, Slot
-from .staging.native import can_populate
 from .staging.spans import CopyPlan, FileRange, Span
 
 Via = Literal["auto", "map", "read"]
@@ -144,10 +143,11 @@ def bind_kda_weights(
     order; with no `into`, an arena of the exact size is made, locked where the system lets it, and
     lives as long as the weights. `copy=False` leaves all but conv in the source's memory.
 
-    `via` is how payload is brought in: "map" copies from mapped pages, each window asked for first;
-    "read" uses positional reads; "auto" is "map" where the kernel can ask for pages and the file
-    can be mapped, else "read". `between` is called now and then during the copy; what it raises
-    ends it.
+    `via` is how payload is brought in. "read" uses positional reads: a shard that is cut short
+    meanwhile is an error, always. "map" copies from mapped pages, each window asked for before it
+    is copied: a shard that is cut short is an error too, unless it happens in the microseconds
+    between the two, when the system kills the process; it needs Linux 5.14. "auto" is "read".
+    `between` is called now and then during the copy; what it raises ends it.
 
     Returns the weights, lent until they are released (see `KdaWeights.release`), and the report.
     Raises `BindError` with every problem of the layer; `SlotError` when the slot is not free or too
@@ -165,18 +165,13 @@ def bind_kda_weights(
         file.check_unchanged()
     if not copy:
         return _bind_views(config, block, into, between)
-    slot = _claimed(into, kda_slot_bytes(config))
-    try:
-        used = _fill(_slot_places(config), block, slot, via, between)
-    except BaseException:
-        slot.abandon()
-        if into is None:
-            slot.arena.close()
-        raise
-    lease = slot.lend()
+    places = _slot_places(config)
+    with _claimed(into, kda_slot_bytes(config)) as slot:
+        used = _fill(places, block, slot, via, between)
+        lease = slot.lend()
     tensors = {
         name: BoundTensor(place.dtype, place.shape, lease.view(place.begin, place.end))
-        for name, place in _slot_places(config).items()
+        for name, place in places.items()
     }
     return KdaWeights(**tensors, lease=lease), _report(block, used, slot.arena.report)
 
@@ -207,20 +202,25 @@ def _slot_places(config: KdaConfig) -> dict[str, _Place]:
     return places
 
 
-def _claimed(into: PinnedArena | Slot | None, nbytes: int) -> Slot:
-    if into is None:
-        into = PinnedArena(nbytes)
-    slot = into.claim()
-    if slot.nbytes < nbytes:
+@contextmanager
+def _claimed(into: PinnedArena | Slot | None, nbytes: int) -> Iterator[Slot]:
+    """A slot to fill, of an arena of its own without `into`; given back if the body fails."""
+    slot = (PinnedArena(nbytes) if into is None else into).claim()
+    try:
+        if slot.nbytes < nbytes:
+            raise SlotError(
+                ErrorCode.SLOT_TOO_SMALL,
+                "the slot is too small for the layer",
+                expected=f"{nbytes} bytes",
+                got=f"{slot.nbytes} bytes",
+                hint="make the arena with kda_slot_bytes(config)",
+            )
+        yield slot
+    except BaseException:
         slot.abandon()
-        raise SlotError(
-            ErrorCode.SLOT_TOO_SMALL,
-            "the slot is too small for the layer",
-            expected=f"{nbytes} bytes",
-            got=f"{slot.nbytes} bytes",
-            hint="make the arena with kda_slot_bytes(config)",
-        )
-    return slot
+        if into is None:
+            slot.arena.close()
+        raise
 
 
 def _fill(
@@ -232,7 +232,7 @@ def _fill(
 ) -> str:
     """Copy every tensor to its place in the slot; how the payload was brought in."""
     files = block.files
-    used = _way(files, via)
+    used = "memory" if not files else "read" if via == "auto" else via
     with ExitStack() as opened:
         descriptors: dict[str, int] = {}
         for file in files if used == "read" else ():
@@ -262,23 +262,6 @@ def _drop_mapped_pages(block: CheckedBlock) -> None:
             tensor.place.file.drop(tensor.place.begin, tensor.place.end)
 
 
-def _way(files: Sequence[PayloadFile], via: Via) -> str:
-    if not files:
-        return "memory"
-    if via != "auto":
-        return via
-    if not can_populate():
-        return "read"
-    try:
-        for file in files:
-            file.view(0, 0)
-    except PayloadError as error:
-        if error.code is not ErrorCode.MAP_REFUSED:
-            raise
-        return "read"
-    return "map"
-
-
 def _span(name: str, tensor: RawTensor, destination: int, descriptors: Mapping[str, int]) -> Span:
     nbytes, place = tensor.nbytes, tensor.place
     path = None if place is None else place.file.path
@@ -299,20 +282,14 @@ def _bind_views(
     places = _slot_places(config)
     conv = places[CONV_FIELD]
     own = _Place(0, conv.end - conv.begin, conv.dtype, conv.shape, conv.specs)
-    slot = _claimed(into, own.end)
-    try:
-        tensors = {
-            name: BoundTensor(place.dtype, place.shape, block.tensors[place.specs[0].name].data)
-            for name, place in places.items()
-            if name != CONV_FIELD
-        }
+    tensors = {
+        name: BoundTensor(place.dtype, place.shape, block.tensors[place.specs[0].name].data)
+        for name, place in places.items()
+        if name != CONV_FIELD
+    }
+    with _claimed(into, own.end) as slot:
         _fill({CONV_FIELD: own}, block, slot, "auto", between)
-    except BaseException:
-        slot.abandon()
-        if into is None:
-            slot.arena.close()
-        raise
-    lease = slot.lend()
+        lease = slot.lend()
     tensors[CONV_FIELD] = BoundTensor(own.dtype, own.shape, lease.view(0, own.end))
     weights = KdaWeights(**tensors, lease=lease)
     return weights, _report(block, "view", slot.arena.report)

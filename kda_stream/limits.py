@@ -22,7 +22,7 @@ SLOT_ALIGNMENT_BYTES: Final = 256
 SLOTS_MAX: Final = 64
 """The most slots of one arena: more cannot help a stream, and a typo would lock all memory."""
 
-PAUSE_SECONDS: Final = 0.05
+PAUSE_NANOSECONDS: Final = 50_000_000
 """How long the C routine copies before it comes back so that a signal or a stop is answered."""
 
 SHOWN_CHARS_MAX: Final = 160

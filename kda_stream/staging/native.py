@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, partial
@@ -25,7 +26,7 @@ from ..errors import (
     PayloadError,
     SpanError,
 )
-from ..limits import PAUSE_SECONDS
+from ..limits import PAUSE_NANOSECONDS
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
@@ -77,11 +78,6 @@ def extension() -> tuple[Any, Any]:
     return _native.ffi, _native.lib
 
 
-def can_populate() -> bool:
-    """Whether the kernel can fault in mapped pages on request (MADV_POPULATE_READ, Linux 5.14)."""
-    return bool(extension()[1].kda_can_populate())
-
-
 # Copies ------------------------------------------------------------------------------------------
 
 
@@ -90,38 +86,43 @@ def copy_spans(
 ) -> None:
     """Check every span, then copy them all into `destination`.
 
-    The GIL is released. One call into C does it all, unless it takes longer than `PAUSE_SECONDS`:
-    then it comes back, signals are answered, `between` is called, and it goes on where it was. What
-    either raises ends the copy. Raises `SpanError` when a span does not fit (nothing is written),
+    The GIL is released. One call into C does it all, unless it takes longer than
+    `PAUSE_NANOSECONDS`: then it comes back, signals are answered, `between` is called, and it goes
+    on where it was. What either raises ends the copy. Raises `SpanError` when a span does not fit (nothing is written),
     `PayloadError` when a source cannot be read.
     """
     ffi, lib = extension()
-    table = ffi.new("kda_span[]", len(spans))
-    sources = [b"" if span.data is None else span.data for span in spans]
-    pointers = [ffi.from_buffer("unsigned char[]", source) for source in sources]
-    for row, span, pointer in zip(table, spans, pointers, strict=True):
-        row.kind = span.kind
-        row.fd = span.descriptor
-        row.source = pointer
-        row.file_offset = span.file_offset
-        row.source_bytes = span.source_bytes
-        row.rows = span.rows
-        row.row_bytes = span.row_bytes
-        row.row_stride = span.row_stride
-        row.destination = span.destination
     cursor = ffi.new("kda_cursor *")
-    target = ffi.from_buffer("unsigned char[]", destination, require_writable=True)
-    nanoseconds_max = int(PAUSE_SECONDS * 1e9)
-    while True:
-        status = lib.kda_spans_copy(
-            table, len(spans), target, destination.nbytes, nanoseconds_max, cursor
-        )
-        if status == lib.KDA_OK:
-            return
-        if status != lib.KDA_PAUSED:
-            raise _copy_error(status, cursor, spans, destination.nbytes)
-        if between is not None:
-            between()
+    # Left to the collector, a pointer into a memoryview crashes Python before 3.12.4 (gh-77894):
+    # an error's traceback keeps this frame, so the pointers end with it.
+    with ExitStack() as held:
+
+        def pointer(buffer: memoryview | bytes, *, writable: bool = False) -> Any:
+            array = ffi.from_buffer("unsigned char[]", buffer, require_writable=writable)
+            return held.enter_context(array)
+
+        target = pointer(destination, writable=True)
+        table = ffi.new("kda_span[]", len(spans))
+        for row, span in zip(table, spans, strict=True):
+            row.kind = span.kind
+            row.fd = span.descriptor
+            row.source = pointer(b"" if span.data is None else span.data)
+            row.file_offset = span.file_offset
+            row.source_bytes = span.source_bytes
+            row.rows = span.rows
+            row.row_bytes = span.row_bytes
+            row.row_stride = span.row_stride
+            row.destination = span.destination
+        while True:
+            status = lib.kda_spans_copy(
+                table, len(spans), target, destination.nbytes, PAUSE_NANOSECONDS, cursor
+            )
+            if status == lib.KDA_OK:
+                return
+            if status != lib.KDA_PAUSED:
+                raise _copy_error(status, cursor, spans, destination.nbytes)
+            if between is not None:
+                between()
 
 
 def _copy_error(
