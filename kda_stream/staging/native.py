@@ -88,8 +88,8 @@ def copy_spans(
 
     The GIL is released. One call into C does it all, unless it takes longer than
     `PAUSE_NANOSECONDS`: then it comes back, signals are answered, `between` is called, and it goes
-    on where it was. What either raises ends the copy. Raises `SpanError` when a span does not fit (nothing is written),
-    `PayloadError` when a source cannot be read.
+    on where it was. What either raises ends the copy. Raises `SpanError` when a span does not fit
+    (nothing is written), `PayloadError` when a source cannot be read.
     """
     ffi, lib = extension()
     cursor = ffi.new("kda_cursor *")
