@@ -16,10 +16,10 @@ LIBC = """
 typedef int... off_t;
 
 void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
-int munmap(void *address, size_t bytes);
 int mlock(const void *address, size_t bytes);
 int munlock(const void *address, size_t bytes);
 int madvise(void *address, size_t bytes, int advice);
+void kda_unmap(size_t bytes, void *address);
 
 static void *const MAP_FAILED;
 static const int PROT_READ, PROT_WRITE;
@@ -32,6 +32,10 @@ INCLUDES = """
 #include <sys/types.h>
 
 #include "kda_copy.h"
+
+/* munmap with its arguments turned round, so that functools.partial(kda_unmap, bytes) is a
+ * destructor without a line of Python, in which a KeyboardInterrupt would be lost. */
+static void kda_unmap(size_t bytes, void *address) { (void)munmap(address, bytes); }
 """
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Final, Literal
 
 from .dtypes import KdaDtype
@@ -156,9 +157,14 @@ def bind_kda_weights(
 
     Example: `weights, report = bind_kda_weights(config, 0, checkpoint.layer(0))`.
     """
-    if via not in VIAS:
+    require_via(via)
+    if not isinstance(into, (PinnedArena, Slot, NoneType)):
         raise ArgumentError(
-            ErrorCode.ARGUMENT, "via is unknown", expected=" or ".join(VIAS), got=via
+            ErrorCode.ARGUMENT,
+            "into is no slot memory",
+            expected="a PinnedArena, one of its slots, or None",
+            got=type(into).__name__,
+            hint="make the arena with PinnedArena(kda_slot_bytes(config))",
         )
     block = check_kda_block(config, layer_idx, source)
     for file in block.files:
@@ -174,6 +180,14 @@ def bind_kda_weights(
         for name, place in places.items()
     }
     return KdaWeights(**tensors, lease=lease), _report(block, used, slot.arena.report)
+
+
+def require_via(via: str) -> None:
+    """Raise `ArgumentError` when `via` names no way to bring payload in."""
+    if via not in VIAS:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT, "via is unknown", expected=" or ".join(VIAS), got=repr(via)
+        )
 
 
 def check_kda_weights(config: KdaConfig, layer_idx: int, source: KdaTensorSource) -> KdaBindReport:

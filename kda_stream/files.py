@@ -27,19 +27,25 @@ def open_regular_file(path: str) -> tuple[int, os.stat_result]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         refuse_path(path, error)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
+    try:
+        status = os.fstat(descriptor)
+        _require_regular(path, status)
+    except OSError:
         os.close(descriptor)
-        kind = next((word for test, word in _KINDS if test(status.st_mode)), "no regular file")
+        raise
+    return descriptor, status
+
+
+def _require_regular(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise PathError(
             ErrorCode.PATH_NOT_REGULAR,
             "it is not a regular file",
             path=path,
             expected="a regular file",
-            got=kind,
+            got=next((word for test, word in _KINDS if test(status.st_mode)), "something else"),
             hint="check what stands under this name",
         )
-    return descriptor, status
 
 
 def refuse_path(path: str, error: OSError | ValueError) -> NoReturn:
@@ -60,6 +66,11 @@ def refuse_path(path: str, error: OSError | ValueError) -> NoReturn:
             path=path,
             hint="check the path",
         ) from None
+    try:
+        _require_regular(path, os.stat(path))
+    except OSError as raised:
+        if isinstance(raised, PathError):
+            raise raised from None
     reason = error.strerror if isinstance(error, OSError) else str(error)
     raise PathError(
         ErrorCode.PATH_NOT_READABLE,

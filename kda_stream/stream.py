@@ -18,6 +18,7 @@ from .bind import (
     bind_kda_weights,
     check_kda_weights,
     kda_slot_bytes,
+    require_via,
 )
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.layer import LayerIndex
@@ -116,7 +117,7 @@ class KdaLayerStream:
         self._stopping = False
         self._failure: BaseException | None = None
         self._current: KdaLayer | None = None
-        self._stale: weakref.ref[KdaLayer] | None = None
+        self._past: list[weakref.ref[KdaLayer]] = []
         self._began_seconds = 0.0
         self._handed_out = 0
         self._bytes = 0
@@ -151,13 +152,11 @@ class KdaLayerStream:
                 raise
 
     def __iter__(self) -> Iterator[KdaLayer]:
+        self._entered()
         return self
 
     def __next__(self) -> KdaLayer:
-        if self._arena is None:
-            self._refuse_misuse(
-                "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
-            )
+        self._entered()
         self._give_back_current()
         with self._changed:
             self._changed.wait_for(lambda: self._staged or self._ended)
@@ -180,18 +179,15 @@ class KdaLayerStream:
     @property
     def report(self) -> StreamReport:
         """What was handed out so far; raises `StreamError` before the stream was entered."""
-        if self._arena is None:
-            self._refuse_misuse(
-                "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
-            )
+        arena = self._entered(also_closed=True)
         return StreamReport(
             layers=self._handed_out,
             bytes=self._bytes,
             seconds=time.monotonic() - self._began_seconds,
             slots=self._slots,
-            slot_bytes=self._arena.slots[0].nbytes,
+            slot_bytes=arena.slots[0].nbytes,
             vias=tuple(self._vias),
-            lock=self._arena.report,
+            lock=arena.report,
         )
 
     def close(self) -> None:
@@ -215,21 +211,29 @@ class KdaLayerStream:
 
     # the consumer's side
 
+    def _entered(self, *, also_closed: bool = False) -> PinnedArena:
+        if self._arena is None:
+            self._refuse_misuse(
+                "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
+            )
+        if self._stopping and not also_closed:
+            self._refuse_misuse("the stream is closed", "make another one for a second pass")
+        return self._arena
+
     def _give_back_current(self) -> None:
         """Before the next step: the last layer's slot goes back, unless it is held.
 
-        A `for` loop's variable still refers to the last layer here, but to none before it: a layer
-        from two steps ago that is neither released nor held is being collected.
+        A loop's variable may still refer to a layer that is past, and to one from a loop before;
+        when more of them are kept, neither released nor held, they are being collected.
         """
-        stale = None if self._stale is None else self._stale()
-        if stale is not None:
+        self._past = [past for past in self._past if past() is not None]
+        if len(self._past) > 1:
             self._refuse_collecting()
-        layer, self._current = self._current, None
-        self._stale = None
-        if layer is None or layer.held or layer.weights.lease.released:
-            return
-        layer.release()
-        self._stale = weakref.ref(layer)
+        layer = self._current
+        if layer is not None and not layer.held and not layer.weights.lease.released:
+            layer.release()
+            self._past.append(weakref.ref(layer))
+        self._current = None
 
     def _refuse_collecting(self) -> NoReturn:
         self._refuse_misuse(
@@ -303,6 +307,7 @@ def stream_kda_layers(
             for layer in stream:
                 upload(layer.weights)
     """
+    require_via(via)
     geometry = config_of(checkpoint) if config is None else config
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
     refusals: list[BindError] = []

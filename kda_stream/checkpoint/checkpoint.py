@@ -23,6 +23,7 @@ from ..errors import (
     ShardIndexError,
     ShardsMissingError,
     listed,
+    shown,
 )
 from ..kda.config import hidden_layer_count, read_config
 from ..kda.source import RawTensor
@@ -194,19 +195,20 @@ class Checkpoint:
     def layer(self, index: int) -> LayerSource:
         """The layer of that number; raises `NotFoundError` when the checkpoint has none."""
         layers = self._layer_names()
-        names = layers.by_number.get(index)
-        if names is None:
+        number = int(index) if hasattr(index, "__index__") else None
+        names = None if number is None else layers.by_number.get(number)
+        if number is None or names is None:
             numbers = list(layers.by_number)
             raise NotFoundError(
                 ErrorCode.LAYER_UNKNOWN,
-                f"the checkpoint has no layer {index}",
+                f"the checkpoint has no layer {shown(index)}",
                 path=self.path,
                 expected=f"one of {len(numbers)} layers from {numbers[0]} to {numbers[-1]} "
                 f"under {layers.prefix}",
                 hint="layers() lists them",
             )
-        prefix = f"{layers.prefix}{index}."
-        return LayerSource(self, self._layer_index(index), prefix, names)
+        prefix = f"{layers.prefix}{number}."
+        return LayerSource(self, self._layer_index(number), prefix, names)
 
     def _layer_names(self) -> LayerNames:
         with self._layers_lock:

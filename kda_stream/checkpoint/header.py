@@ -10,7 +10,7 @@ that lets through what its specification forbids (duplicate names, unknown keys,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import sub
 from typing import Final
@@ -19,7 +19,6 @@ from ..dtypes import DTYPE_BITS
 from ..errors import ErrorCode, HeaderError, shown
 from ..jsontext import first_repeated
 from ..limits import HEADER_BYTES_MAX, INTEGER_MAX
-from .foreign import no_header
 from .header_text import Columns, Kind, duplicate_name, entry_error, read_columns
 
 LENGTH_BYTES: Final = 8
@@ -81,32 +80,37 @@ def header_length(
 ) -> int:
     """The length of the JSON header, from the first bytes of a file of `file_bytes` bytes.
 
-    `start` holds at least the first 8 bytes where the file has them; more of it (64 bytes) lets the
-    error say what a foreign file looks like. Raises `HeaderError` when no header can follow.
+    `start` holds at least the first 8 bytes where the file has them. Raises `HeaderError` when no
+    header can follow.
     """
+    incomplete = "the file is incomplete or no safetensors file: fetch it again"
     if file_bytes < LENGTH_BYTES:
-        code = ErrorCode.HEADER_FILE_TOO_SHORT
-        raise no_header(
-            code,
+        raise HeaderError(
+            ErrorCode.HEADER_FILE_TOO_SHORT,
             "the file is shorter than a header's length field",
-            start,
-            path,
-            f"at least {LENGTH_BYTES} bytes",
-            f"{file_bytes} bytes",
+            path=path,
+            expected=f"at least {LENGTH_BYTES} bytes",
+            got=f"{file_bytes} bytes",
+            hint=incomplete,
         )
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     if length == 0:
-        code = ErrorCode.HEADER_LENGTH_ZERO
-        raise no_header(code, "the header is empty", start, path, "a JSON header", "length 0")
+        raise HeaderError(
+            ErrorCode.HEADER_LENGTH_ZERO,
+            "the header is empty",
+            path=path,
+            expected="a JSON header",
+            got="length 0",
+            hint="the file starts with zeros, as a broken download does: fetch it again",
+        )
     if length > file_bytes - LENGTH_BYTES:
-        code = ErrorCode.HEADER_LENGTH_OVER_FILE
-        raise no_header(
-            code,
+        raise HeaderError(
+            ErrorCode.HEADER_LENGTH_OVER_FILE,
             "the header reaches past the end of the file",
-            start,
-            path,
-            f"at most {file_bytes - LENGTH_BYTES} bytes of header",
-            f"a length of {length}",
+            path=path,
+            expected=f"at most {file_bytes - LENGTH_BYTES} bytes of header",
+            got=f"a length of {length}",
+            hint=incomplete,
         )
     if length > header_bytes_max:
         raise HeaderError(
@@ -153,59 +157,44 @@ def parse_header(text: bytes, file_bytes: int, *, path: object = None) -> Header
 
 def _check_sizes(columns: Columns, path: object) -> None:
     """Each dtype known, each shape countable, each byte range exactly its shape's size."""
-    sizes = {
-        key: _tensor_bytes(columns.kinds[key], columns.names[columns.kind_keys.index(key)], path)
-        for key in dict.fromkeys(columns.kind_keys)
-    }
+    sizes = {key: _tensor_bytes(columns, key, path) for key in dict.fromkeys(columns.kind_keys)}
     expected = list(map(sizes.__getitem__, columns.kind_keys))
     stored = list(map(sub, columns.ends, columns.begins))
     if expected == stored:
         return
     at = next(i for i, (a, b) in enumerate(zip(expected, stored, strict=True)) if a != b)
     dtype, shape = columns.kinds[columns.kind_keys[at]]
+    backwards = stored[at] < 0
     raise entry_error(
-        ErrorCode.OFFSETS_SIZE,
-        "its byte range is not its shape's size",
+        ErrorCode.OFFSETS_INVALID if backwards else ErrorCode.OFFSETS_SIZE,
+        "its byte range " + ("runs backwards" if backwards else "is not its shape's size"),
         columns.names[at],
         path,
-        f"{expected[at]} bytes for {dtype} {list(shape)}",
+        shown(f"{expected[at]} bytes for {dtype} {list(shape)}"),
         f"{stored[at]} bytes at [{columns.begins[at]}, {columns.ends[at]}]",
     )
 
 
-def _tensor_bytes(kind: Kind, name: str, path: object) -> int:
-    dtype, shape = kind
+def _tensor_bytes(columns: Columns, key: Hashable, path: object) -> int:
+    dtype, shape = columns.kinds[key]
+
+    def refusal(code: ErrorCode, what: str, expected: str, got: str) -> HeaderError:
+        name = columns.names[columns.kind_keys.index(key)]
+        return entry_error(code, what, name, path, expected, shown(got))
+
     width = DTYPE_BITS.get(dtype)
     if width is None:
-        raise entry_error(
-            ErrorCode.DTYPE_UNKNOWN,
-            "its dtype is unknown",
-            name,
-            path,
-            "one of " + ", ".join(DTYPE_BITS),
-            shown(dtype),
-        )
+        known = "one of " + ", ".join(DTYPE_BITS)
+        raise refusal(ErrorCode.DTYPE_UNKNOWN, "its dtype is unknown", known, dtype)
     bits = 1
     for factor in (*shape, width):
         bits *= factor
         if bits > INTEGER_MAX:
-            raise entry_error(
-                ErrorCode.SHAPE_OVERFLOW,
-                "its shape overflows 64 bits",
-                name,
-                path,
-                "at most 2^64 - 1 bits",
-                shown(f"{dtype} {list(shape)}"),
-            )
+            what, expected = "its shape overflows 64 bits", "at most 2^64 - 1 bits"
+            raise refusal(ErrorCode.SHAPE_OVERFLOW, what, expected, f"{dtype} {list(shape)}")
     if bits % 8:
-        raise entry_error(
-            ErrorCode.SHAPE_PARTIAL_BYTE,
-            "it does not fill whole bytes",
-            name,
-            path,
-            "a multiple of 8 bits",
-            shown(f"{bits} bits for {dtype} {list(shape)}"),
-        )
+        what, got = "it does not fill whole bytes", f"{bits} bits for {dtype} {list(shape)}"
+        raise refusal(ErrorCode.SHAPE_PARTIAL_BYTE, what, "a multiple of 8 bits", got)
     return bits // 8
 
 

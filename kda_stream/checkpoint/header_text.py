@@ -36,6 +36,7 @@ class Columns:
     ends: Sequence[int]
 
 
+_OTHER_PADDING: Final = "\0\t\n\v\f\r "
 _NUMBER: Final = r"(?:0|[1-9][0-9]{0,18})"
 _PLAIN_METADATA: Final = re.compile(r'\{(?:"__metadata__":(\{[^{}]*\}),)?')
 _PLAIN_ENTRY: Final = re.compile(
@@ -69,7 +70,7 @@ def read_columns(text: bytes, path: object) -> Columns:
             hint="the format forbids white space and byte-order marks before it",
         )
     body = decoded.rstrip(" ")
-    if body[-1].isspace() and body.rstrip().endswith("}"):
+    if not body.endswith("}") and body.rstrip(_OTHER_PADDING).endswith("}"):
         raise HeaderError(
             ErrorCode.HEADER_PADDING,
             "the header is padded with something else than spaces",
@@ -104,6 +105,8 @@ def _plain_columns(text: str) -> Columns | None:
     try:
         metadata = _checked_metadata(parse_json(head[1])) if head and head[1] else {}
     except (ValueError, RecursionError):
+        return None
+    if not all(map(_is_unicode, chain(metadata, metadata.values()))):
         return None
     return Columns(
         metadata, names, kind_keys, kinds, tuple(map(int, begins)), tuple(map(int, ends))

@@ -49,10 +49,10 @@ def parse_index(text: bytes, *, path: object = None) -> Index:
             hint="the file is damaged or no index: fetch it again",
         ) from None
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(weight_map, dict):
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ShardIndexError(
             ErrorCode.INDEX_WEIGHT_MAP,
-            "the index has no weight_map",
+            "the index has no weight_map, or an empty one",
             path=path,
             expected='an object "weight_map" of tensor names and shard files',
             got=_summary(document),
@@ -84,6 +84,8 @@ def _is_plain_file_name(name: Any) -> bool:
 def _total_size(document: dict[str, Any]) -> int | None:
     metadata = document.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(total, float) and total.is_integer():  # some writers compute it as a float
+        return int(total)
     return total if type(total) is int else None
 
 

@@ -12,7 +12,7 @@ from ..kda.source import RawTensor
 from ..kda.tensors import ATTENTION_PREFIX, DSA_MARKERS, KDA_SIGNS
 from .header import TensorInfo
 
-_LAYER_NAME: Final = re.compile(r"((?:.*?\.)?layers\.)(0|[1-9][0-9]*)\.(?=.)", re.DOTALL)
+_LAYER_NAME: Final = re.compile(r"((?:.*?\.)?layers\.)(0|[1-9][0-9]{0,8})\.(?=.)", re.DOTALL)
 
 
 class LayerIndex(int):

@@ -31,7 +31,9 @@ def list_files(path: str) -> CheckpointFiles:
 
     Raises `PathError`, `ShardIndexError`, or `CheckpointError` for a directory that is none or two.
     """
-    path = os.path.abspath(path)  # so that a later chdir changes nothing
+    if not path:
+        refuse_path(path, FileNotFoundError())
+    path = os.path.join(os.getcwd(), path)  # so that a later chdir changes nothing
     if os.path.isdir(path):
         return _list_directory(path)
     directory = os.path.dirname(path)

@@ -6,11 +6,12 @@ import os
 import threading
 from dataclasses import dataclass
 
-from ..errors import ClosedError, ErrorCode, PathError, PayloadError
+from ..errors import ClosedError, ErrorCode, HeaderError, PathError, PayloadError
 from ..files import open_regular_file, read_all, refuse_path
 from ..kda.source import Place, RawTensor
 from ..limits import HEADER_BYTES_MAX, SNIFF_BYTES
-from ..staging.native import Mapping, map_file
+from ..staging.pages import LentMemory, Mapping, map_file
+from .foreign import named_if_foreign
 from .header import LENGTH_BYTES, Header, header_length, parse_header
 
 
@@ -39,6 +40,7 @@ class Shard:
         self._path = path
         self._lock = threading.Lock()
         self._mapping: Mapping | None = None
+        self._lent: LentMemory | None = None
         self._closed = False
         self.identity = identity
         self.header = header
@@ -74,13 +76,14 @@ class Shard:
                     path=self._path,
                     hint="use its tensors before close(), or copy them",
                 )
-            if self._mapping is None:
+            if self._lent is None:
                 descriptor = self.open()
                 try:
                     self._mapping = map_file(descriptor, self.identity.file_bytes, self._path)
                 finally:
                     os.close(descriptor)
-            return self._mapping.view(begin, end)
+                self._lent = self._mapping.lend(0, self._mapping.nbytes)
+            return self._lent.view(begin, end)
 
     def drop(self, begin: int, end: int) -> None:
         """Take the mapped pages of [begin, end) out of the process; they stay in the page cache."""
@@ -110,11 +113,16 @@ class Shard:
         self._require_identity(status)
 
     def close(self) -> bool:
-        """Unmap the file; every view of it ends. Returns what `Mapping.close` does."""
+        """Unmap the file; every view of it ends. Again: no effect.
+
+        Whether it is unmapped: not before the last array that was made of a view is gone.
+        """
         with self._lock:
             self._closed = True
             mapping, self._mapping = self._mapping, None
-        return mapping is None or mapping.close()
+            if self._lent is not None:
+                self._lent.end()
+            return mapping is None or mapping.close()
 
     def _require_identity(self, status: os.stat_result) -> None:
         now = FileIdentity.of(status)
@@ -139,9 +147,13 @@ def open_shard(path: str, *, header_bytes_max: int = HEADER_BYTES_MAX) -> Shard:
         if hasattr(os, "posix_fadvise"):  # else the kernel's read-ahead drags payload into memory
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         start = read_all(descriptor, 0, SNIFF_BYTES)
-        length = header_length(start, status.st_size, path=path, header_bytes_max=header_bytes_max)
-        text = read_all(descriptor, LENGTH_BYTES, LENGTH_BYTES + length)
-        header = parse_header(text, status.st_size, path=path)
+        size = status.st_size
+        try:
+            length = header_length(start, size, path=path, header_bytes_max=header_bytes_max)
+            text = read_all(descriptor, LENGTH_BYTES, LENGTH_BYTES + length)
+            header = parse_header(text, size, path=path)
+        except HeaderError as error:
+            raise named_if_foreign(error, start) from None
     except OSError as error:
         if isinstance(error, PathError):
             raise
@@ -154,5 +166,5 @@ def open_shard(path: str, *, header_bytes_max: int = HEADER_BYTES_MAX) -> Shard:
 def _shown_identity(identity: FileIdentity) -> str:
     return (
         f"inode {identity.inode} with {identity.file_bytes} bytes "
-        f"of time {identity.mtime_ns / 1e9:.6f}"
+        f"of time {identity.mtime_ns // 10**9}.{identity.mtime_ns % 10**9:09d}"
     )

@@ -19,7 +19,7 @@ from ..errors import (
     SlotError,
 )
 from ..limits import SLOTS_MAX
-from .native import PAGE_BYTES, lock_refusal, map_anonymous, release_view
+from .pages import PAGE_BYTES, LentMemory, lock_refusal, map_anonymous
 from .residency import lock_limit_bytes, memory_use
 
 LockPolicy = Literal["require", "prefer", "off"]
@@ -73,66 +73,88 @@ class Slot:
         self.number = number
         self.nbytes = nbytes
         self._begin = begin
-        self._state = SlotState.FREE
+        self._filling: LentMemory | None = None
         self._lease: Lease | None = None
 
     @property
     def state(self) -> SlotState:
         """What the slot is doing."""
-        return self._state
+        if self._lease is not None:
+            return SlotState.LENT
+        return SlotState.FREE if self._filling is None else SlotState.FILLING
 
     def claim(self) -> Slot:
         """Take the slot for writing; raises `SlotError` when it is not free."""
         with self.arena._changed:
             self.arena._require_open()
-            if self._state is not SlotState.FREE:
-                raise SlotError(
-                    ErrorCode.SLOT_NOT_FREE,
-                    f"slot {self.number} cannot be written",
-                    expected="a free slot",
-                    got=f"a slot that is {self._state.value}",
-                    hint="release the weights that lie in it first",
-                )
-            self._state = SlotState.FILLING
+            if self.state is not SlotState.FREE:
+                raise self._not(SlotState.FREE, "release the weights that lie in it first")
+            self._filling = self._memory(writable=True)
         return self
 
     def memory(self) -> memoryview:
-        """The slot's bytes, writable, for whoever has claimed it."""
-        return self.arena._mapping.view(self._begin, self._begin + self.nbytes)
+        """The slot's bytes, writable until it is lent; raises `SlotError` if it is not claimed."""
+        with self.arena._changed:
+            if self._filling is None:
+                raise self._not(SlotState.FILLING, "claim it first")
+            return self._filling.view(0, self.nbytes)
 
     def lend(self) -> Lease:
-        """Hand the filled slot to a consumer; it is not written until the lease is released."""
+        """Hand the filled slot to a consumer; it is not written until the lease is released.
+
+        The writable memory ends. Raises `SlotError` when the slot is not claimed, `InUseError`
+        when an array that was made of the writable memory is still there.
+        """
         with self.arena._changed:
-            self._state = SlotState.LENT
-            self._lease = Lease(self)
+            if self._filling is None:
+                raise self._not(SlotState.FILLING, "claim and fill it first")
+            if not self._filling.end():
+                raise InUseError(
+                    ErrorCode.MEMORY_IN_USE,
+                    f"an array can still write into slot {self.number}",
+                    expected="none when the slot is lent",
+                    hint="drop what was made of the slot's memory first",
+                )
+            self._lease = Lease(self, self._memory(writable=False))
+            self._filling = None
             return self._lease
 
     def abandon(self) -> None:
-        """Give a claimed slot back unlent, as after a load that failed."""
-        self._become_free(SlotState.FILLING)
-
-    def _become_free(self, state: SlotState) -> None:
+        """Free a claimed slot unlent, as after a load that failed; no effect on any other."""
         with self.arena._changed:
-            if self._state is state:
-                self._state = SlotState.FREE
-                self._lease = None
+            if self._filling is not None:
+                self._filling.end()
+                self._filling = None
                 self.arena._changed.notify_all()
+
+    def _memory(self, *, writable: bool) -> LentMemory:
+        end = self._begin + self.nbytes
+        return self.arena._mapping.lend(self._begin, end, writable=writable)
+
+    def _not(self, state: SlotState, hint: str) -> SlotError:
+        return SlotError(
+            ErrorCode.SLOT_NOT_FREE if state is SlotState.FREE else ErrorCode.SLOT_NOT_CLAIMED,
+            f"slot {self.number} cannot be taken for this",
+            expected=f"a slot that is {state.value}",
+            got=f"a slot that is {self.state.value}",
+            hint=hint,
+        )
 
 
 class Lease:
     """A filled slot in a consumer's hands, with the read-only views made of it."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: Slot, memory: LentMemory) -> None:
         self.slot = slot
-        self._views: list[memoryview] = []
+        self._memory = memory
         self._released = False
 
     def view(self, begin: int, end: int) -> memoryview:
-        """The bytes [begin, end) of the slot, read-only, until the lease is released."""
-        start = self.slot._begin
-        view = self.slot.arena._mapping.view(start + begin, start + end).toreadonly()
-        self._views.append(view)
-        return view
+        """The bytes [begin, end) of the slot, read-only, until the lease is released.
+
+        Raises `ClosedError` after that, `ArgumentError` for a range outside the slot.
+        """
+        return self._memory.view(begin, end)
 
     @property
     def released(self) -> bool:
@@ -144,24 +166,27 @@ class Lease:
 
         An array that was made from a view cannot be ended and would see the next layer's bytes: do
         not use it any more. In debug mode (`python -X dev`, or `PinnedArena(debug=True)`) such an
-        array makes this raise `InUseError`, and the slot stays lent.
+        array makes this raise `InUseError`, and the slot stays lent until it is gone.
         """
         slot = self.slot
         with slot.arena._changed:
             if self._released:
                 return
-            kept = [view for view in self._views if not release_view(view)]
-            if kept and slot.arena.debug:
-                self._views = kept
+            if not self._memory.end() and slot.arena.debug:
                 raise InUseError(
                     ErrorCode.MEMORY_IN_USE,
-                    f"{len(kept)} arrays still point into slot {slot.number}",
+                    f"an array still points into slot {slot.number}",
                     expected="none when the slot is given back",
                     hint="copy what is needed longer, or hold the layer until it is not",
                 )
             self._released = True
-            self._views = []
-            slot._become_free(SlotState.LENT)
+            slot._lease = None
+            slot.arena._changed.notify_all()
+
+    def _revoke(self) -> None:
+        """End the views because the arena is closed."""
+        self._released = True
+        self._memory.end()
 
 
 class PinnedArena:
@@ -254,9 +279,7 @@ class PinnedArena:
             self._changed.notify_all()
             for slot in self.slots:
                 if slot._lease is not None:
-                    slot._lease._released = True
-                    for view in slot._lease._views:
-                        release_view(view)
+                    slot._lease._revoke()
             if self.report.locked:
                 self._mapping.unlock()
             if not self._mapping.close():

@@ -1,4 +1,4 @@
-"""The only face of the compiled extension: its statuses as errors, its memory as views.
+"""The only face of the compiled extension: its functions, and its statuses as errors.
 
 The extension holds the copy routine of `csrc/` and the C library's calls for maps and locks. It is
 imported when it is first needed, so that `import kda_stream` costs nothing.
@@ -6,29 +6,16 @@ imported when it is first needed, so that `import kda_stream` costs nothing.
 
 from __future__ import annotations
 
-import errno
 import os
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, partial
-from typing import Any, Final
+from functools import cache
+from typing import Any
 
-from ..errors import (
-    ClosedError,
-    ErrorCode,
-    KdaStreamError,
-    MemoryRefusedError,
-    NotBuiltError,
-    PayloadError,
-    SpanError,
-)
+from ..errors import ErrorCode, KdaStreamError, NotBuiltError, PayloadError, SpanError
 from ..limits import PAUSE_NANOSECONDS
-
-PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
 class SpanKind(IntEnum):
@@ -104,15 +91,11 @@ def copy_spans(
         target = pointer(destination, writable=True)
         table = ffi.new("kda_span[]", len(spans))
         for row, span in zip(table, spans, strict=True):
-            row.kind = span.kind
-            row.fd = span.descriptor
-            row.source = pointer(b"" if span.data is None else span.data)
-            row.file_offset = span.file_offset
-            row.source_bytes = span.source_bytes
-            row.rows = span.rows
-            row.row_bytes = span.row_bytes
-            row.row_stride = span.row_stride
-            row.destination = span.destination
+            source = pointer(b"" if span.data is None else span.data)
+            try:
+                _set_row(row, span, source)
+            except OverflowError as error:
+                raise _refused(span, str(error), destination.nbytes) from None
         while True:
             status = lib.kda_spans_copy(
                 table, len(spans), target, destination.nbytes, PAUSE_NANOSECONDS, cursor
@@ -123,6 +106,18 @@ def copy_spans(
                 raise _copy_error(status, cursor, spans, destination.nbytes)
             if between is not None:
                 between()
+
+
+def _set_row(row: Any, span: NativeSpan, source: Any) -> None:
+    row.kind = span.kind
+    row.fd = span.descriptor
+    row.source = source
+    row.file_offset = span.file_offset
+    row.source_bytes = span.source_bytes
+    row.rows = span.rows
+    row.row_bytes = span.row_bytes
+    row.row_stride = span.row_stride
+    row.destination = span.destination
 
 
 def _copy_error(
@@ -178,11 +173,15 @@ def _copy_error(
         lib.KDA_DESTINATION_OVERLAP: "it lands on the span before it",
         lib.KDA_SOURCE_OVERLAP: "its source lies in the destination",
     }
+    return _refused(span, faults.get(status, "it is malformed"), destination_bytes)
+
+
+def _refused(span: NativeSpan | None, why: str, destination_bytes: int) -> SpanError:
     return SpanError(
         ErrorCode.SPAN_REFUSED,
-        "a span was refused and nothing was written: " + faults.get(status, "it is malformed"),
-        path=path,
-        tensor=tensor,
+        f"a span was refused and nothing was written: {why}",
+        path=None if span is None else span.path,
+        tensor=None if span is None else span.tensor,
         expected=f"a span within its source and within {destination_bytes} bytes of destination",
         got=None if span is None else _span_text(span),
         hint="the plan that was handed in is wrong",
@@ -194,132 +193,3 @@ def _span_text(span: NativeSpan) -> str:
         f"{span.rows} rows of {span.row_bytes} bytes, {span.row_stride} apart, out of "
         f"{span.source_bytes} bytes, to offset {span.destination}"
     )
-
-
-# Maps --------------------------------------------------------------------------------------------
-
-
-class Mapping:
-    """Pages of this process, and every view of them that was lent. Safe to use from threads.
-
-    The pages go when `close` was called and nothing points into them any more.
-    """
-
-    def __init__(self, pointer: Any, nbytes: int, *, writable: bool) -> None:
-        """Own the map of `nbytes` bytes at `pointer`."""
-        ffi, lib = extension()
-        self.nbytes = nbytes
-        owner = ffi.gc(ffi.cast("unsigned char *", pointer), partial(_unmap, lib, nbytes))
-        self._owner_alive = weakref.ref(owner)
-        self._pointer: Any = owner
-        memory = memoryview(ffi.buffer(owner, nbytes))
-        self._memory: memoryview | None = memory if writable else memory.toreadonly()
-        self._lent: dict[int, weakref.ref[memoryview]] = {}
-        self._lock = threading.Lock()
-
-    def view(self, begin: int, end: int) -> memoryview:
-        """The bytes [begin, end), lent until `close`; raises `ClosedError` after it."""
-        with self._lock:
-            if self._memory is None:
-                raise ClosedError(ErrorCode.CHECKPOINT_CLOSED, "the memory was given back")
-            view = self._memory[begin:end]
-            key = id(view)
-            self._lent[key] = weakref.ref(view, lambda _: self._lent.pop(key, None))
-            return view
-
-    def lock(self) -> int:
-        """Lock the pages into memory; 0, or the errno of the refusal."""
-        ffi, lib = extension()
-        return 0 if lib.mlock(self._pointer, self.nbytes) == 0 else int(ffi.errno)
-
-    def unlock(self) -> None:
-        """Let the pages be swapped again."""
-        extension()[1].munlock(self._pointer, self.nbytes)
-
-    def drop(self, begin: int, end: int) -> None:
-        """Take the pages of [begin, end) out of the process; of a file's map, they stay cached.
-
-        The next touch brings them back. For a map of a file only: elsewhere the bytes would go.
-        """
-        lib = extension()[1]
-        first = begin // PAGE_BYTES * PAGE_BYTES
-        with self._lock:
-            if self._pointer is not None:
-                lib.madvise(self._pointer + first, end - first, lib.MADV_DONTNEED)
-
-    def close(self) -> bool:
-        """End every lent view and let the pages go; calling it again changes nothing.
-
-        Whether they are gone: False when an array made from a view, or a copy that is running,
-        still points into them; then they go with the last of these.
-        """
-        with self._lock:
-            for lent in list(self._lent.values()):
-                view = lent()
-                if view is not None:
-                    release_view(view)
-            if self._memory is not None:
-                self._memory.release()
-            self._memory = self._pointer = None
-        return self._owner_alive() is None
-
-
-def release_view(view: memoryview) -> bool:
-    """End `view`, so that using it raises ValueError; False when an array still points into it."""
-    try:
-        view.release()
-    except BufferError:
-        return False
-    return True
-
-
-def _unmap(lib: Any, nbytes: int, pointer: Any) -> None:
-    lib.munmap(pointer, nbytes)
-
-
-def map_file(descriptor: int, file_bytes: int, path: str) -> Mapping:
-    """Map a file, read-only and shared, so that it needs no commit charge and no descriptor.
-
-    Raises `PayloadError` when the system refuses, as under a limit on address space.
-    """
-    ffi, lib = extension()
-    pointer = lib.mmap(ffi.NULL, file_bytes, lib.PROT_READ, lib.MAP_SHARED, descriptor, 0)
-    if pointer == lib.MAP_FAILED:
-        raise PayloadError(
-            ErrorCode.MAP_REFUSED,
-            "the shard cannot be mapped",
-            path=path,
-            got=os.strerror(ffi.errno),
-            hint='raise the limit on address space (ulimit -v), or pass via="read"',
-        )
-    return Mapping(pointer, file_bytes, writable=False)
-
-
-def map_anonymous(nbytes: int) -> Mapping:
-    """Fresh zeroed pages, private and writable, at least `nbytes` of them and at most a page more.
-
-    Raises `MemoryRefusedError` when the system refuses.
-    """
-    ffi, lib = extension()
-    rounded = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
-    flags = lib.MAP_PRIVATE | lib.MAP_ANONYMOUS
-    pointer = lib.mmap(ffi.NULL, rounded, lib.PROT_READ | lib.PROT_WRITE, flags, -1, 0)
-    if pointer == lib.MAP_FAILED:
-        raise MemoryRefusedError(
-            ErrorCode.MEMORY_REFUSED,
-            "the system refuses the memory for the slots",
-            expected=f"{rounded} bytes",
-            got=os.strerror(ffi.errno),
-            hint="use fewer slots, or raise the limit on memory",
-        )
-    return Mapping(pointer, rounded, writable=True)
-
-
-def lock_refusal(number: int) -> str:
-    """Why mlock refused, in words, for the errno `number`."""
-    reasons = {
-        errno.ENOMEM: "more than the limit on locked memory",
-        errno.EPERM: "locking memory is not permitted",
-        errno.EAGAIN: "the kernel could not lock all of it",
-    }
-    return reasons.get(number, os.strerror(number))
