@@ -163,13 +163,16 @@ class KdaStreamError(Exception):
         return self.finding if self.hint is None else f"{self.finding} ({self.hint})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), self.args, self.__dict__)
+        # `path` is apart: in an ImportError it is no entry of __dict__.
+        return _rebuilt, (type(self), self.code, self.what, {**self.__dict__, "path": self.path})
 
 
-def _rebuilt(kind: type[KdaStreamError], args: tuple[Any, ...], state: dict[str, Any]) -> object:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(state)
+def _rebuilt(
+    kind: type[KdaStreamError], code: ErrorCode, what: str, state: dict[str, Any]
+) -> KdaStreamError:
+    error = kind(code, what)
+    for name, value in state.items():
+        setattr(error, name, value)
     return error
 
 

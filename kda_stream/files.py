@@ -26,6 +26,8 @@ def open_regular_file(path: str) -> tuple[int, os.stat_result]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
+        if os.path.exists(path):
+            _require_regular(path, os.stat(path))
         refuse_path(path, error)
     try:
         status = os.fstat(descriptor)
@@ -66,11 +68,6 @@ def refuse_path(path: str, error: OSError | ValueError) -> NoReturn:
             path=path,
             hint="check the path",
         ) from None
-    try:
-        _require_regular(path, os.stat(path))
-    except OSError as raised:
-        if isinstance(raised, PathError):
-            raise raised from None
     reason = error.strerror if isinstance(error, OSError) else str(error)
     raise PathError(
         ErrorCode.PATH_NOT_READABLE,

@@ -16,6 +16,9 @@ CONFIG_BYTES_MAX: Final = 16 * 1024**2
 INTEGER_MAX: Final = 2**64 - 1
 """The largest dimension, element count or offset: what the format's reference reader can hold."""
 
+LAYER_DIGITS_MAX: Final = 100
+"""The most digits of a layer's number: a longer one is no number, and Python will not read it."""
+
 SLOT_ALIGNMENT_BYTES: Final = 256
 """Where a tensor may start in a slot: the alignment of CUDA allocations, which kernels rely on."""
 

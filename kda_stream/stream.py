@@ -51,8 +51,15 @@ class KdaLayer:
     def hold(self) -> KdaLayer:
         """Keep the slot over the stream's next steps, until `release`; from any thread.
 
-        While every slot is held the stream waits for one.
+        While every slot is held the stream waits for one. Raises `StreamError` when the slot was
+        given back before.
         """
+        if self.weights.lease.released:
+            raise StreamError(
+                ErrorCode.STREAM_MISUSE,
+                f"layer {self.index} was given back and cannot be held any more",
+                hint="call hold() before the stream's next step",
+            )
         self._held = True
         return self
 

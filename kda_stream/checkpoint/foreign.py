@@ -20,7 +20,7 @@ _TEXT: Final = (
     (rb"\s*<(!doctype|html|\?xml)", "an HTML or XML page", "the download got an error page"),
     (rb"\s*[{\[]", "JSON text", "an error message or an index was saved under a shard's name"),
 )
-_TEXT_BYTES: Final = 8
+LENGTH_BYTES: Final = 8
 
 # Only a file that fails one of these first checks can be something else: the length field of a
 # shard may by chance begin like a gzip file.
@@ -36,10 +36,11 @@ _FIRST_CHECKS: Final = frozenset(
 
 
 def named_if_foreign(error: HeaderError, start: bytes) -> HeaderError:
-    """`error`, or one that says what the file is, when its first bytes `start` betray another kind."""
-    if error.code not in _FIRST_CHECKS:
+    """`error`, or one that says what the file is when its first bytes betray another kind."""
+    is_text = b"\0" not in start[:LENGTH_BYTES]  # a length field has zeros at its end
+    is_shard = not is_text and start[LENGTH_BYTES:].startswith(b"{")
+    if is_shard or error.code not in _FIRST_CHECKS:
         return error
-    is_text = b"\0" not in start[:_TEXT_BYTES]  # a length field has zeros at its end
     for pattern, kind, hint in (*_BINARY, *(_TEXT if is_text else ())):
         if re.match(pattern, start, re.IGNORECASE):
             return HeaderError(

@@ -13,15 +13,13 @@ from array import array
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import sub
-from typing import Final
 
 from ..dtypes import DTYPE_BITS
 from ..errors import ErrorCode, HeaderError, shown
 from ..jsontext import first_repeated
 from ..limits import HEADER_BYTES_MAX, INTEGER_MAX
+from .foreign import LENGTH_BYTES
 from .header_text import Columns, Kind, duplicate_name, entry_error, read_columns
-
-LENGTH_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def header_length(
             path=path,
             expected=f"at least {LENGTH_BYTES} bytes",
             got=f"{file_bytes} bytes",
-            hint=incomplete,
+            hint=incomplete if file_bytes else "the file is empty: fetch it again",
         )
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     if length == 0:

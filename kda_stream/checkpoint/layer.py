@@ -10,9 +10,12 @@ from typing import Final, Protocol
 from ..errors import CheckpointError, ErrorCode
 from ..kda.source import RawTensor
 from ..kda.tensors import ATTENTION_PREFIX, DSA_MARKERS, KDA_SIGNS
+from ..limits import LAYER_DIGITS_MAX
 from .header import TensorInfo
 
-_LAYER_NAME: Final = re.compile(r"((?:.*?\.)?layers\.)(0|[1-9][0-9]{0,8})\.(?=.)", re.DOTALL)
+_LAYER_NAME: Final = re.compile(
+    rf"((?:.*?\.)?layers\.)(0|[1-9][0-9]{{0,{LAYER_DIGITS_MAX - 1}}})\.(?=.)", re.DOTALL
+)
 
 
 class LayerIndex(int):

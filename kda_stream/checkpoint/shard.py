@@ -11,8 +11,8 @@ from ..files import open_regular_file, read_all, refuse_path
 from ..kda.source import Place, RawTensor
 from ..limits import HEADER_BYTES_MAX, SNIFF_BYTES
 from ..staging.pages import LentMemory, Mapping, map_file
-from .foreign import named_if_foreign
-from .header import LENGTH_BYTES, Header, header_length, parse_header
+from .foreign import LENGTH_BYTES, named_if_foreign
+from .header import Header, header_length, parse_header
 
 
 @dataclass(frozen=True, slots=True)
