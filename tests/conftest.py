@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,9 @@ def run_python(tmp_path: Path) -> RunPython:
     A script that fails, dies of a signal or takes longer than `seconds` fails the test.
     """
 
-    def run(script: str, *arguments: object, seconds: float = 60, flags: tuple[str, ...] = ()) -> Any:
+    def run(
+        script: str, *arguments: object, seconds: float = 60, flags: tuple[str, ...] = ()
+    ) -> Any:
         done = subprocess.run(
             [sys.executable, *flags, "-c", textwrap.dedent(script), *map(str, arguments)],
             cwd=tmp_path,
@@ -62,5 +66,37 @@ def run_python(tmp_path: Path) -> RunPython:
         )
         assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture
+def interrupt_python(tmp_path: Path) -> RunPython:
+    """Run a script, send it SIGINT some time after it printed its first line.
+
+    The script then prints JSON with `caught`, the `time.monotonic()` at which it saw the
+    KeyboardInterrupt; returned with `delay`, the seconds that it took to see it.
+    """
+
+    def run(script: str, *arguments: object, after: float = 0.25, seconds: float = 60) -> Any:
+        with subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            try:
+                assert child.stdout is not None
+                child.stdout.readline()
+                time.sleep(after)
+                sent = time.monotonic()
+                child.send_signal(signal.SIGINT)
+                stdout, stderr = child.communicate(timeout=seconds)
+            finally:
+                child.kill()
+        assert child.returncode == 0, f"exit {child.returncode}\n{stdout}\n{stderr}"
+        found = json.loads(stdout.splitlines()[-1])
+        return {**found, "delay": found["caught"] - sent}
 
     return run

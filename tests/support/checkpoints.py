@@ -345,9 +345,7 @@ def write_checkpoint(
     return Written(folder, geometry, prefix, layers, tensors, weight_map)
 
 
-def write_index(
-    folder: Path, tensors: Mapping[str, Stored], weight_map: Mapping[str, str]
-) -> None:
+def write_index(folder: Path, tensors: Mapping[str, Stored], weight_map: Mapping[str, str]) -> None:
     """Write the index of a checkpoint, names in text order as the real one has them."""
     total = sum(stored.nbytes for stored in tensors.values())
     index = {

@@ -1,0 +1,7 @@
+"""The `kda-stream` command."""
+
+from __future__ import annotations
+
+from .command import main
+
+__all__ = ["main"]

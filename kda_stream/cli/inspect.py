@@ -1,0 +1,213 @@
+"""`kda-stream inspect`: what a checkpoint holds, on one screen."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ..errors import KdaStreamError, shown
+from ..kda.classify import AttnBlockKind
+from ..kda.config import KdaConfig
+from ..stream import config_of
+from .arguments import Commands, Parser, add_command, add_path
+from .output import Exit, Result, exact_size, note_rows, path_line, plural, row, size, some
+from .survey import (
+    MTP,
+    LayerFacts,
+    count_kinds,
+    geometry_json,
+    geometry_text,
+    kinds_text,
+    survey_layers,
+)
+
+Fact = TypeVar("Fact")
+
+_MARKS: Final = {
+    AttnBlockKind.KDA.value: "K",
+    AttnBlockKind.DSA.value: "D",
+    MTP: "M",
+    AttnBlockKind.UNKNOWN.value: "?",
+}
+_STRIP_COLUMNS: Final = 80
+_STRIP_LAYERS_MAX: Final = 4 * _STRIP_COLUMNS
+_ITEMS_MAX: Final = 6
+
+
+def add_parser(commands: Commands[Parser]) -> None:
+    """Add `inspect` to the subcommands."""
+    summary = "tell what a checkpoint holds, on one screen"
+    add_path(add_command(commands, "inspect", summary, example="GLM-5.3-Flash", run=_run))
+
+
+def _run(arguments: Namespace) -> Result:
+    return inspect_path(arguments.path)
+
+
+def inspect_path(path: str) -> Result:
+    """Tell what the checkpoint at `path` holds; raises what `open_checkpoint` does.
+
+    The facts: `path`, `shards` (file, tensors, bytes), `tensors`, `tensor_bytes`, `file_bytes`,
+    `prefix`, `geometry`, `layers` (how many of each kind), `layer_details` (index, kind, is_mtp,
+    is_broken_kda, kda_bytes, kda_shards), `kda_bytes`, `dtypes` (tensors and bytes of each) and
+    `notes`. What is not known is null or empty, and a note says why.
+    """
+    with open_checkpoint(path) as checkpoint:
+        known = _look(checkpoint)
+        return Result(Exit.DONE, _facts(checkpoint, known), _lines(checkpoint, known))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What names and config tell; None or empty where they do not, and `notes` say why."""
+
+    prefix: str | None
+    layers: tuple[LayerFacts, ...]
+    config: KdaConfig | None
+    dtypes: dict[str, dict[str, int]]
+    notes: list[str]
+
+
+def _look(checkpoint: Checkpoint) -> _Known:
+    unknown: dict[str, list[str]] = {}
+
+    def if_known(what: str, read: Callable[[], Fact]) -> Fact | None:
+        try:
+            return read()
+        except KdaStreamError as error:  # no decoder, no config, or one that cannot be used
+            unknown.setdefault(str(error), []).append(what)
+            return None
+
+    config_facts = "MTP layers, geometry" if checkpoint.config_path is None else "geometry"
+    prefix = if_known("prefix", lambda: checkpoint.layer_prefix)
+    layers = if_known("layers", lambda: survey_layers(checkpoint)) or ()
+    config = if_known(config_facts, lambda: config_of(checkpoint))
+    notes = [
+        *checkpoint.report.notes,
+        *(f"not known: {', '.join(what)}: {reason}" for reason, what in unknown.items()),
+        *_broken_notes(layers),
+    ]
+    return _Known(prefix, layers, config, _dtypes(checkpoint), notes)
+
+
+def _broken_notes(layers: Sequence[LayerFacts]) -> Iterator[str]:
+    broken = [int(layer.index) for layer in layers if layer.is_broken_kda]
+    if broken:
+        yield (
+            f"{plural(len(broken), 'unknown layer')} with some of a KDA layer's tensors: "
+            f"{some(broken, len(broken))}; `kda-stream verify` tells what is wrong"
+        )
+
+
+def _facts(checkpoint: Checkpoint, known: _Known) -> dict[str, Any]:
+    report = checkpoint.report
+    return {
+        "path": checkpoint.path,
+        "shards": [
+            {"file": file, "tensors": len(shard.header), "bytes": shard.identity.file_bytes}
+            for file, shard in checkpoint.shards.items()
+        ],
+        "tensors": report.tensors,
+        "tensor_bytes": report.tensor_bytes,
+        "file_bytes": report.file_bytes,
+        "prefix": known.prefix,
+        "geometry": geometry_json(known.config),
+        "layers": count_kinds(known.layers),
+        "layer_details": [layer.json() for layer in known.layers],
+        "kda_bytes": sum(layer.kda_bytes for layer in known.layers if layer.is_kda),
+        "dtypes": known.dtypes,
+        "notes": known.notes,
+    }
+
+
+def _dtypes(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+    """Dtype -> its tensors and bytes, the one with most bytes first."""
+    found: dict[str, dict[str, int]] = {}
+    for name in checkpoint:
+        info = checkpoint.info(name)
+        sums = found.setdefault(info.dtype, {"tensors": 0, "bytes": 0})
+        sums["tensors"] += 1
+        sums["bytes"] += info.nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
+
+
+# Text ---------------------------------------------------------------------------------------------
+
+
+def _lines(checkpoint: Checkpoint, known: _Known) -> list[str]:
+    report = checkpoint.report
+    return [
+        path_line(checkpoint.path),
+        *row(
+            "files",
+            f"{plural(report.shards, 'shard')}, {plural(report.tensors, 'tensor')}, "
+            + exact_size(report.tensor_bytes),
+        ),
+        *row("prefix", "not known" if known.prefix is None else shown(known.prefix) + "N."),
+        *row("geometry", "not known" if known.config is None else geometry_text(known.config)),
+        *_layer_rows(known.layers, list(checkpoint.shards)),
+        *_dtype_rows(known.dtypes),
+        *note_rows(known.notes),
+    ]
+
+
+def _layer_rows(layers: Sequence[LayerFacts], files: list[str]) -> Iterator[str]:
+    if not layers:
+        return
+    yield from row("layers", f"{len(layers)}: {kinds_text(count_kinds(layers))}")
+    yield from _strip(layers)
+    kda = [layer for layer in layers if layer.is_kda]
+    if not kda:
+        return
+    sizes = sorted({layer.kda_bytes for layer in kda})
+    each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    total = sum(layer.kda_bytes for layer in kda)
+    used = {file for layer in kda for file in layer.kda_shards}
+    yield from row(
+        "KDA",
+        f"{plural(len(kda), 'layer')} of {each} bytes, {total:,} in all ({size(total)}), "
+        f"in {len(used)} of {plural(len(files), 'shard')}",
+    )
+    spanning = [layer for layer in kda if len(layer.kda_shards) > 1]
+    yield from row(
+        "spanning",
+        some((_spanning_text(layer, files) for layer in spanning), len(spanning), _ITEMS_MAX)
+        or "no KDA layer lies in more than one shard",
+    )
+
+
+def _spanning_text(layer: LayerFacts, files: list[str]) -> str:
+    numbers = " + ".join(str(files.index(file) + 1) for file in layer.kda_shards)
+    return f"layer {int(layer.index)} in shards {numbers}"
+
+
+def _strip(layers: Sequence[LayerFacts]) -> Iterator[str]:
+    """A mark for each layer number, 80 to a line under a ruler; `.` where there is no layer."""
+    marks = {int(layer.index): _MARKS[layer.label] for layer in layers}
+    end = max((number + 1 for number in marks if number < _STRIP_LAYERS_MAX), default=0)
+    text = "".join(marks.get(number, ".") for number in range(end))
+    for begin in range(0, end, _STRIP_COLUMNS):
+        piece = text[begin : begin + _STRIP_COLUMNS]
+        ruler = "".join(f"{tens:<10}" for tens in range(begin, begin + len(piece), 10))
+        yield from (f"{'':12}{line}".rstrip() for line in (ruler, piece))
+    beyond = sum(number >= end for number in marks)
+    if beyond:
+        yield from row("", f"and {plural(beyond, 'layer')} up to {shown(str(max(marks)))}")
+    words = {"K": "KDA", "D": "DSA", "M": "MTP", "?": "unknown", ".": "no such layer"}
+    legend = "   ".join(f"{mark} {word}" for mark, word in words.items() if mark in text)
+    yield f"{'':12}{legend}"
+
+
+def _dtype_rows(dtypes: dict[str, dict[str, int]]) -> Iterator[str]:
+    for number, (dtype, sums) in enumerate(dtypes.items()):
+        label = "" if number else "dtypes"
+        if number == _ITEMS_MAX:
+            yield from row(label, f"and {len(dtypes) - number} more")
+            return
+        yield from row(
+            label,
+            f"{dtype:8} {sums['bytes']:>19,} bytes in {plural(sums['tensors'], 'tensor')}",
+        )

@@ -1,0 +1,165 @@
+"""`kda-stream stream`: the main job, with nobody to hand the weights to."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..bind import VIAS, Via
+from ..checkpoint.checkpoint import open_checkpoint
+from ..staging.arena import LOCK_POLICIES, LockPolicy, LockReport
+from ..staging.residency import MemoryUse, memory_use
+from ..stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
+from .arguments import Commands, Parser, add_command, add_path
+from .output import Exit, Result, exact_size, path_line, plural, row, size
+from .progress import Progress
+
+Watch = Callable[[KdaLayer, KdaLayerStream], None]
+
+
+def add_parser(commands: Commands[Parser]) -> None:
+    """Add `stream` to the subcommands."""
+    parser = add_command(
+        commands,
+        "stream",
+        "stage KDA layers in page-locked memory, one after the other, and tell how it went",
+        example="GLM-5.3-Flash --layers 0,1,9 --slots 3",
+        run=_run,
+    )
+    add_path(parser)
+    parser.add_argument(
+        "--layers", type=_layer_numbers, metavar="N,N,...", help="these layers (default: every one)"
+    )
+    parser.add_argument(
+        "--slots", type=int, default=2, metavar="N", help="how many layers fit in (default: 2)"
+    )
+    parser.add_argument(
+        "--lock",
+        choices=LOCK_POLICIES,
+        default="prefer",
+        help="lock the memory or fail, lock it if allowed (default), or do not lock it",
+    )
+    parser.add_argument(
+        "--via",
+        choices=VIAS,
+        default="auto",
+        help="copy from mapped pages, use positional reads, or what suits the system (default)",
+    )
+
+
+def _layer_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise ArgumentTypeError(f"expected numbers such as 0,1,9, got {text!r}") from None
+
+
+def _run(arguments: Namespace) -> Result:
+    with Progress() as progress:
+        return stream_path(
+            arguments.path,
+            progress.show,
+            layers=arguments.layers,
+            slots=arguments.slots,
+            lock=arguments.lock,
+            via=arguments.via,
+        )
+
+
+def stream_path(
+    path: str,
+    watch: Watch,
+    *,
+    layers: Sequence[int] | None = None,
+    slots: int = 2,
+    lock: LockPolicy = "prefer",
+    via: Via = "auto",
+) -> Result:
+    """Stream the KDA layers of the checkpoint at `path`; `watch` is shown each of them.
+
+    The facts: `path`, `layers` (how many), `layer_numbers` (in order), `bytes`, `seconds`,
+    `bytes_per_second`, `vias`, `slots`, `slot_bytes`, `peak_anonymous_bytes` (the most resident at
+    any layer), `peak_resident_bytes` (the most of any kind at any time; both null where the system
+    does not count them) and `lock` (as `LockReport`). Raises what `open_checkpoint`,
+    `stream_kda_layers` and the stream do.
+    """
+    with open_checkpoint(path) as checkpoint:
+        stream = stream_kda_layers(checkpoint, layers=layers, slots=slots, lock=lock, via=via)
+        anonymous_bytes = memory_use().anonymous_bytes
+        with stream:
+            for layer in stream:
+                watch(layer, stream)
+                if anonymous_bytes is not None:
+                    anonymous_bytes = max(anonymous_bytes, memory_use().anonymous_bytes or 0)
+            report = stream.report
+        return _told(path, stream.layers, report, anonymous_bytes)
+
+
+def _told(
+    path: str,
+    layers: Sequence[int],
+    report: StreamReport,
+    peak_anonymous_bytes: int | None,
+) -> Result:
+    memory = memory_use()
+    rate = report.bytes / report.seconds
+    lines = [
+        path_line(path),
+        *row(
+            "streamed",
+            f"{plural(report.layers, 'KDA layer')}, {exact_size(report.bytes)}",
+        ),
+        *row(
+            "time",
+            f"{report.seconds:.3f} s, {rate / 1e9:.3f} GB/s, via {' and '.join(report.vias)}",
+        ),
+        *row("memory", _memory_text(peak_anonymous_bytes, memory, report)),
+        *row("locked", _lock_text(report.lock)),
+    ]
+    facts = {
+        "path": path,
+        "layers": report.layers,
+        "layer_numbers": [int(number) for number in layers],
+        "bytes": report.bytes,
+        "seconds": report.seconds,
+        "bytes_per_second": rate,
+        "vias": list(report.vias),
+        "slots": report.slots,
+        "slot_bytes": report.slot_bytes,
+        "peak_anonymous_bytes": peak_anonymous_bytes,
+        "peak_resident_bytes": memory.peak_bytes,
+        "lock": _lock_json(report.lock),
+    }
+    return Result(Exit.DONE, facts, lines)
+
+
+def _memory_text(anonymous_bytes: int | None, memory: MemoryUse, report: StreamReport) -> str:
+    slots = f"{plural(report.slots, 'slot')} of {size(report.slot_bytes)}"
+    if anonymous_bytes is None or memory.peak_bytes is None:
+        return f"{slots}; this system does not count what is resident"
+    return (
+        f"{slots}; peak {size(anonymous_bytes)} anonymous, "
+        f"{size(memory.peak_bytes)} with the pages of files"
+    )
+
+
+def _lock_text(lock: LockReport) -> str:
+    if lock.locked:
+        return f"yes, {lock.locked_bytes:,} bytes"
+    if lock.refusal is None:
+        return "no, by --lock off"
+    limit = "no limit" if lock.limit_bytes is None else f"a limit of {lock.limit_bytes:,}"
+    return f"no: {lock.wanted_bytes:,} bytes wanted under {limit}: {lock.refusal}"
+
+
+def _lock_json(lock: LockReport) -> dict[str, Any]:
+    return {
+        "policy": lock.policy,
+        "locked": lock.locked,
+        "wanted_bytes": lock.wanted_bytes,
+        "locked_bytes": lock.locked_bytes,
+        "locked_before_bytes": lock.locked_before_bytes,
+        "limit_bytes": lock.limit_bytes,
+        "refusal": lock.refusal,
+    }

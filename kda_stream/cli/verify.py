@@ -1,0 +1,212 @@
+"""`kda-stream verify`: is everything as the library needs it? From metadata alone."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+from ..bind import check_kda_weights
+from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ..errors import BindError, CheckpointError, ErrorCode, KdaStreamError, PathError
+from ..kda.check import BindProblem, ProblemKind
+from ..kda.classify import AttnBlockKind
+from ..kda.config import KdaConfig, hidden_layer_count
+from ..kda.tensors import KDA_TENSORS
+from ..stream import config_of, kda_layers
+from .arguments import Commands, Parser, add_command, add_path
+from .output import Exit, Result, note_rows, parts, path_line, plural, row, size, some
+from .survey import (
+    LayerFacts,
+    count_kinds,
+    geometry_json,
+    geometry_text,
+    kinds_text,
+    survey_layers,
+)
+
+
+@dataclass(slots=True)
+class _Checked:
+    """What was found out of a checkpoint whose files are sound."""
+
+    layers: tuple[LayerFacts, ...] = ()
+    kda: tuple[int, ...] = ()
+    config: KdaConfig | None = None
+    bound: int = 0
+    problems: list[KdaStreamError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def add_parser(commands: Commands[Parser]) -> None:
+    """Add `verify` to the subcommands."""
+    summary = "check headers, index, config and each KDA layer without reading weights"
+    add_path(add_command(commands, "verify", summary, example="GLM-5.3-Flash", run=_run))
+
+
+def _run(arguments: Namespace) -> Result:
+    return verify_path(arguments.path)
+
+
+def verify_path(path: str) -> Result:
+    """Check headers, index, config and the bind of each KDA layer; never raises for a bad file.
+
+    The facts: `path`, `sound`, and, once headers and index hold, `shards` (how many), `tensors`,
+    `tensor_bytes`, `layers` (how many of each kind), `geometry`, `kda_layers_bound` (how many would
+    bind) and `notes`. Every problem is in the result.
+    """
+    try:
+        checkpoint = open_checkpoint(path)
+    except KdaStreamError as error:
+        return _not_opened(path, parts(error))
+    with checkpoint:
+        return _told(checkpoint, _check(checkpoint))
+
+
+def _not_opened(path: str, problems: Sequence[KdaStreamError]) -> Result:
+    facts = {"path": path, "sound": False}
+    if all(_is_unreadable(problem, path) for problem in problems):
+        return Result(Exit.CANNOT_READ, facts, problems=problems)
+    verdict = f"cannot be loaded, {plural(len(problems), 'problem')}"
+    return Result(Exit.FINDING, facts, [path_line(path)], problems, verdict)
+
+
+def _is_unreadable(error: KdaStreamError, path: str) -> bool:
+    """Whether the system keeps the file back, or there is none at `path`; else it is at fault."""
+    return isinstance(error, PathError) and (
+        error.code is ErrorCode.PATH_NOT_READABLE or error.path == os.path.abspath(path)
+    )
+
+
+def _check(checkpoint: Checkpoint) -> _Checked:
+    checked = _Checked(notes=list(checkpoint.report.notes))
+    try:
+        checked.layers = survey_layers(checkpoint)
+        _compare_layer_count(checkpoint, checked)
+        checked.kda = kda_layers(checkpoint)
+        checked.config = config_of(checkpoint)
+        for number in checked.kda:
+            refused = _bind_errors(checkpoint, checked.config, number)
+            checked.bound += not refused
+            checked.problems += refused
+    except KdaStreamError as error:  # no decoder, no KDA layer, or no usable config
+        checked.problems += parts(error)
+    unknown = [
+        int(layer.index)
+        for layer in checked.layers
+        if layer.label == AttnBlockKind.UNKNOWN and not layer.is_broken_kda
+    ]
+    if unknown:
+        checked.notes.append(
+            f"{plural(len(unknown), 'layer')} of neither kind, not checked: "
+            f"{some(unknown, len(unknown))}"
+        )
+    return checked
+
+
+def _compare_layer_count(checkpoint: Checkpoint, checked: _Checked) -> None:
+    """A problem when there is no tensor of a decoder layer that the config counts."""
+    if checkpoint.config is None:
+        return
+    expected = hidden_layer_count(checkpoint.config, checkpoint.config_path)
+    if expected is None:
+        checked.notes.append(
+            "the config has no num_hidden_layers: it is not known whether layers are missing, and "
+            "which are MTP layers"
+        )
+        return
+    present = {int(layer.index) for layer in checked.layers if not layer.index.is_mtp}
+    missing = expected - len(present)
+    if missing:
+        numbers = (number for number in count() if number not in present)
+        problem = CheckpointError(
+            ErrorCode.LAYER_UNKNOWN,
+            "layers that the config counts have no tensors",
+            path=checkpoint.path,
+            expected=f"{expected} layers, as num_hidden_layers says",
+            got=f"{missing} missing: {some(numbers, missing)}",
+            hint="the download is incomplete, or the config.json is another checkpoint's",
+        )
+        checked.problems.append(problem)
+
+
+_FAULTS: Final = {
+    ProblemKind.UNKNOWN: "it is no tensor of a KDA block",
+    ProblemKind.REPEATED: "it is listed twice",
+    ProblemKind.MISSING: "it is missing from its KDA block",
+    ProblemKind.DTYPE: "it has the wrong dtype for a KDA block",
+    ProblemKind.SHAPE: "it has the wrong shape for a KDA block",
+    ProblemKind.BYTES: "it has the wrong byte count for a KDA block",
+}
+
+
+def _bind_errors(checkpoint: Checkpoint, config: KdaConfig, number: int) -> list[BindError]:
+    """An error for each tensor that keeps the layer from being bound."""
+    source = checkpoint.layer(number)
+    try:
+        check_kda_weights(config, number, source)
+    except BindError as refusal:
+        return [
+            _bind_error(problem, source.prefix, checkpoint.path, refusal.hint)
+            for problem in refusal.problems
+        ]
+    return []
+
+
+def _bind_error(problem: BindProblem, prefix: str, path: str, hint: str | None) -> BindError:
+    error = BindError(
+        ErrorCode.BIND_REFUSED,
+        _FAULTS[problem.kind],
+        path=problem.shard or path,
+        tensor=prefix + problem.tensor,
+        expected=_kind_text(problem.expected_dtype, problem.expected_shape),
+        got=_kind_text(problem.stored_dtype, problem.stored_shape),
+        hint=hint,
+    )
+    if problem.kind is ProblemKind.BYTES:
+        error.expected, error.got = f"{problem.expected_bytes} bytes", f"{problem.stored_bytes}"
+    error.problems = (problem,)
+    return error
+
+
+def _kind_text(dtype: str | None, shape: tuple[int, ...] | None) -> str | None:
+    return None if dtype is None else f"{dtype} {list(shape or ())}"
+
+
+def _told(checkpoint: Checkpoint, checked: _Checked) -> Result:
+    report, config, problems = checkpoint.report, checked.config, checked.problems
+    counts = count_kinds(checked.layers)
+    bound = "not checked"
+    if config is not None:
+        bound = (
+            f"{checked.bound} of {len(checked.kda)} KDA layers hold exactly the "
+            f"{len(KDA_TENSORS)} tensors, each with its dtype and shape"
+        )
+    lines = [
+        path_line(checkpoint.path),
+        *row(
+            "files",
+            f"{plural(report.shards, 'shard')}, {plural(report.tensors, 'tensor')}, "
+            f"{size(report.tensor_bytes)}: every header and the index hold",
+        ),
+        *row("geometry", "not known" if config is None else geometry_text(config)),
+        *row("bind", bound),
+        *note_rows(checked.notes),
+    ]
+    found = plural(len(problems), "problem") if problems else "no problem"
+    verdict = f"{plural(report.shards, 'shard')}, {kinds_text(counts)}, {found}"
+    facts = {
+        "path": checkpoint.path,
+        "sound": not problems,
+        "shards": report.shards,
+        "tensors": report.tensors,
+        "tensor_bytes": report.tensor_bytes,
+        "layers": counts,
+        "geometry": geometry_json(config),
+        "kda_layers_bound": checked.bound,
+        "notes": checked.notes,
+    }
+    return Result(Exit.FINDING if problems else Exit.DONE, facts, lines, problems, verdict)

@@ -1,0 +1,232 @@
+"""What holds for every subcommand: help, usage, JSON, exit statuses, pipes, odd names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from cli.running import COMMAND, ENVIRONMENT, INDEX, SHARDS, Rewrite, Run
+
+import kda_stream
+from kda_stream.testing import DSA, KDA, Layout, write_checkpoint
+
+SUBCOMMANDS = ("inspect", "verify", "stream", "demo")
+READERS = ("inspect", "verify", "stream")
+
+
+# Help and usage ----------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_packages(run: Run) -> None:
+    ran = run("--version")
+    assert (ran.status, ran.stdout) == (0, f"kda-stream {kda_stream.__version__}\n")
+
+
+def test_the_installed_command_is_the_same(small: Path) -> None:
+    script = Path(sysconfig.get_path("scripts")) / "kda-stream"
+    outputs = [
+        subprocess.run([*command, "verify", small], capture_output=True, check=True).stdout
+        for command in ([script], COMMAND)
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_every_example_in_the_help_runs(run: Run, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "GLM-5.3-Flash", Layout(kinds=(KDA, KDA, KDA, DSA) * 3))
+    examples = []
+    for arguments in ((), *((name,) for name in SUBCOMMANDS)):
+        ran = run(*arguments, "--help")
+        assert ran.status == 0
+        assert re.search(r"exit status:\n +0 .*\n +1 .*\n +2 .*\n +3 .*\n +130 .*", ran.stdout)
+        examples += re.findall(r"^  kda-stream (.+)$", ran.stdout, re.MULTILINE)
+    assert {example.split()[0] for example in examples} == set(SUBCOMMANDS)
+    assert len(examples) == 8
+    for example in examples:
+        assert run(*example.split()).status == 0, example
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["frobnicate"], ["inspect"], ["verify", "a", "b"], ["--json"], ["inspect", "--jso", "x"]],
+    ids=" ".join,
+)
+def test_wrong_usage_is_one_error_and_a_hint(run: Run, arguments: list[str]) -> None:
+    ran = run(*arguments)
+    assert ran.status == 2
+    if "--json" in arguments:
+        assert ran.json["problems"][0]["code"] == "argument"
+    else:
+        assert (len(ran.errors), len(ran.hints)) == (1, 1)
+        assert "--help" in ran.hints[0]
+
+
+# JSON --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("fault", ["none", "absent", "cut", "misuse"])
+def test_json_is_one_object_whatever_happens(
+    run: Run, copied: Path, command: str, fault: str
+) -> None:
+    path = copied
+    extra = []
+    if fault == "absent":
+        path = copied / "nowhere"
+    elif fault == "cut":
+        os.truncate(copied / SHARDS[0], 500)
+    elif fault == "misuse":
+        extra = ["--frob"]
+    ran = run(command, path, "--json", *extra)
+    found = ran.json
+    assert list(found)[:4] == ["schema_version", "command", "exit_status", "problems"]
+    assert found["schema_version"] == 1
+    assert found["command"] == (None if fault == "misuse" else command)
+    assert found["exit_status"] == ran.status
+    assert bool(found["problems"]) == (fault != "none")
+    for problem in found["problems"]:
+        assert list(problem) == ["code", "what", "path", "tensor", "expected", "got", "hint"]
+    if fault != "none":
+        assert ran.stderr == ""
+
+
+# Exit statuses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "inspect", "verify", "stream"),
+    [
+        ("none", 0, 0, 0),
+        ("the path is absent", 3, 3, 3),
+        ("a shard is cut short", 3, 1, 3),
+        ("a shard is a Git LFS pointer", 3, 1, 3),
+        ("a shard is missing", 3, 1, 3),
+        ("the index is no JSON", 3, 1, 3),
+        ("the index names a tensor that its shard lacks", 3, 1, 3),
+        ("the config is no JSON", 0, 1, 1),
+    ],
+)
+def test_the_exit_status_tells_findings_from_what_cannot_be_read(
+    run: Run, copied: Path, fault: str, inspect: int, verify: int, stream: int
+) -> None:
+    path = copied
+    if fault == "the path is absent":
+        path = copied / "nowhere"
+    elif fault == "a shard is cut short":
+        os.truncate(copied / SHARDS[2], 5000)
+    elif fault == "a shard is a Git LFS pointer":
+        (copied / SHARDS[0]).write_text("version https://git-lfs.github.com/spec/v1\n")
+    elif fault == "a shard is missing":
+        (copied / SHARDS[1]).unlink()
+    elif fault == "the index is no JSON":
+        (copied / INDEX).write_text("<html>")
+    elif fault == "the index names a tensor that its shard lacks":
+        (copied / INDEX).write_text(json.dumps({"weight_map": {"a": SHARDS[0]}}))
+    elif fault == "the config is no JSON":
+        (copied / "config.json").write_text("{")
+    for command, status in (("inspect", inspect), ("verify", verify), ("stream", stream)):
+        ran = run(command, path)
+        assert ran.status == status, command
+        assert (len(ran.errors) > 0) == (status != 0), command
+        assert (len(ran.hints) > 0) == (status != 0), command
+
+
+# Where the output goes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [*READERS, "--help"])
+def test_a_reader_that_goes_away_is_no_error(small: Path, command: str) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, command, small, "--json"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=30) == 141
+    progress = 1 if command == "stream" else 0
+    assert stderr.count(b"\n") == stderr.count(b"layers, ") == progress
+
+
+def test_a_reader_of_stderr_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    command = [*COMMAND, "verify", str(tmp_path / "x")]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(timeout=30) == 141
+
+
+@pytest.mark.parametrize("descriptor", [1, 2])
+def test_a_stream_that_was_closed_from_the_start_is_done_without(
+    run: Run, copied: Path, descriptor: int
+) -> None:
+    (copied / SHARDS[0]).write_bytes(b"")
+    ran = run("verify", copied, before=f"import os; os.close({descriptor})")
+    assert ran.status == 1
+    if descriptor == 1:
+        assert (ran.stdout, len(ran.errors)) == ("", 1)
+    else:
+        assert ran.stdout == f"{copied}\ncannot be loaded, 1 problem\n"
+        assert ran.stderr == ""
+
+
+def test_a_full_disk_under_stdout_is_told(small: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [*COMMAND, "inspect", str(small)]
+        done = subprocess.run(
+            command, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 3
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+# Odd names ---------------------------------------------------------------------------------------
+
+
+def test_control_characters_in_names_are_escaped(
+    run: Run, rewritten: Rewrite, tmp_path: Path
+) -> None:
+    path = rewritten(
+        lambda t: t._replace(name=t.name.replace("layers.0.input", "layers.0.self_attn.\x1b[31m\n"))
+    )
+    odd = tmp_path / "od\x1b[2Jd\n\u202edir"
+    path.rename(odd)
+    verified = run("verify", odd)  # `run` itself refuses escapes
+    assert verified.status == 1
+    assert len(verified.stderr.splitlines()) == 2
+    assert r"self_attn.\x1b[31m\n" in verified.errors[0]
+    inspected = run("inspect", odd)
+    assert inspected.stdout.splitlines()[0].endswith(r"od\x1b[2Jd\n\u202edir")
+    for ran in (verified, inspected, run("stream", odd), run("verify", odd, "--json")):
+        assert "\u202e" not in ran.stdout + ran.stderr
+
+
+def test_a_path_that_is_no_utf8_is_escaped(run: Run, copied: Path) -> None:
+    odd = os.fsdecode(os.fsencode(copied) + b"\xff")
+    copied.rename(odd)
+    assert r"copied\udcff" in run("inspect", odd).stdout
+    assert run("verify", odd, "--json").json["path"] == odd
+
+
+def test_an_output_in_ascii_takes_every_name(run: Run, copied: Path) -> None:
+    odd = copied.rename(copied.with_name("\u6743\u91cd"))
+    ran = run("inspect", odd, env={"PYTHONIOENCODING": "ascii"})
+    assert ran.status == 0
+    assert r"\u6743\u91cd" in ran.stdout
+
+
+# Weight ------------------------------------------------------------------------------------------
+
+
+def test_the_command_does_not_import_numpy() -> None:
+    script = "import sys, kda_stream.cli; sys.exit(bool({'numpy', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -1,0 +1,163 @@
+"""`kda-stream inspect`: what it tells, and that it fits a screen."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from cli.running import EditConfig, Rewrite, Run
+
+from kda_stream.testing import DSA, KDA, Layout, write_checkpoint
+
+
+def test_inspect_tells_the_facts_of_the_checkpoint(run: Run, small: Path) -> None:
+    ran = run("inspect", small)
+    assert ran.status == 0
+    assert ran.stderr == ""
+    for fact in (
+        str(small),
+        "3 shards, 355 tensors, 771,484 bytes (771.484 kB)",
+        "prefix    model.language_model.layers.N.",
+        "hidden 64, 4 heads of 16, conv kernel 4",
+        "9: 6 KDA, 2 DSA, 1 MTP",
+        "KKKDKKKDM",
+        "K KDA   D DSA   M MTP",
+        "6 layers of 43,312 bytes, 259,872 in all (259.872 kB), in 3 of 3 shards",
+        "layer 2 in shards 1 + 2, layer 5 in shards 2 + 3",
+        "  dtypes    BF16                 592,672 bytes in 155 tensors\n",
+        "            F8_E4M3              175,104 bytes in 75 tensors\n",
+        "            F32                    3,708 bytes in 125 tensors\n",
+    ):
+        assert fact in ran.stdout
+
+
+def test_inspect_as_json_tells_each_layer_and_dtype(run: Run, small: Path) -> None:
+    found = run("inspect", small, "--json").json
+    layout = Layout()
+    tensors = layout.tensors()
+    total = sum(tensor.nbytes for tensor in tensors)
+    assert found["schema_version"] == 1
+    assert (found["command"], found["exit_status"], found["problems"]) == ("inspect", 0, [])
+    assert found["prefix"] == layout.prefix
+    assert found["geometry"] == {"hidden": 64, "heads": 4, "head_dim": 16, "conv_kernel": 4}
+    assert found["layers"] == {"KDA": 6, "DSA": 2, "UNKNOWN": 0, "MTP": 1}
+    assert (found["tensors"], found["tensor_bytes"]) == (len(tensors), total)
+    assert found["file_bytes"] == sum(file.stat().st_size for file in small.glob("*.safetensors"))
+    assert [layer["index"] for layer in found["layer_details"]] == list(range(9))
+    assert [layer["index"] for layer in found["layer_details"] if layer["is_mtp"]] == [8]
+    assert found["layer_details"][2]["kda_shards"] == [
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+    ]
+    assert found["kda_bytes"] == sum(layer["kda_bytes"] for layer in found["layer_details"])
+    assert sum(sums["bytes"] for sums in found["dtypes"].values()) == total
+    assert found["dtypes"]["F32"]["tensors"] == sum(t.dtype == "F32" for t in tensors)
+    assert [shard["tensors"] for shard in found["shards"]] == [
+        len(held) for held in layout.files().values()
+    ]
+
+
+def test_a_checkpoint_with_as_many_layers_and_shards_as_glm_fits_one_screen(
+    run: Run, tmp_path: Path
+) -> None:
+    kinds = ((KDA, KDA, KDA, DSA) * 12)[:45]
+    write_checkpoint(tmp_path / "glm", Layout(kinds=kinds, shards=62))
+    lines = run("inspect", tmp_path / "glm").stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert "KKKD" * 11 + "KM" in "\n".join(lines)
+
+
+def test_93_layers_fit_one_screen_and_the_rulers_count_on(run: Run, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "k3", Layout(kinds=((KDA, KDA, KDA, DSA) * 24)[:93], mtp=0))
+    lines = run("inspect", tmp_path / "k3").stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    strips = [line.strip() for line in lines if re.fullmatch("[KD]+", line.strip())]
+    assert strips == ["KKKD" * 20, "KKKD" * 3 + "K"]
+    assert any(line.split() == ["80", "90"] for line in lines)
+
+
+def test_without_a_config_it_says_what_is_not_known(run: Run, copied: Path) -> None:
+    (copied / "config.json").unlink()
+    ran = run("inspect", copied)
+    assert ran.status == 0
+    assert "geometry  not known" in ran.stdout
+    assert "KKKDKKKDD" in ran.stdout  # without the config the MTP layer looks like any DSA layer
+    assert "not known: MTP layers, geometry" in ran.stdout
+    found = run("inspect", copied, "--json").json
+    assert found["geometry"] is None
+    assert found["layers"]["MTP"] == 0
+
+
+def test_a_config_that_is_no_json_leaves_the_files_to_be_told(run: Run, copied: Path) -> None:
+    (copied / "config.json").write_text("{")
+    ran = run("inspect", copied)
+    assert ran.status == 0
+    assert "3 shards, 355 tensors" in ran.stdout
+    assert "not valid" in ran.stdout
+
+
+def test_a_long_path_in_a_note_stays_in_one_piece(run: Run, copied: Path) -> None:
+    (copied / "config.json").unlink()
+    path = copied.rename(copied.with_name("a" * 120))
+    assert f" {path}:" in run("inspect", path).stdout
+
+
+def test_a_kda_layer_that_lost_a_tensor_is_marked_unknown_and_noted(
+    run: Run, rewritten: Rewrite
+) -> None:
+    path = rewritten(lambda t: None if t.name.endswith("layers.1.self_attn.A_log") else t)
+    ran = run("inspect", path)
+    assert ran.status == 0
+    assert "K?KDKKKDM" in ran.stdout
+    assert "1 unknown layer with some of a KDA layer's tensors: 1;" in ran.stdout
+
+
+def test_a_layer_number_beyond_all_others_does_not_stretch_the_strip(
+    run: Run, rewritten: Rewrite
+) -> None:
+    path = rewritten(lambda t: t._replace(name=t.name.replace("layers.8.", f"layers.{10**30}.")))
+    ran = run("inspect", path)
+    assert ran.status == 0
+    assert len(ran.stdout.splitlines()) <= 24
+    assert f"and 1 layer up to {10**30}" in ran.stdout
+
+
+def test_a_file_without_decoder_layers_is_told_by_its_dtypes(run: Run, rewritten: Rewrite) -> None:
+    path = rewritten(lambda t: t if t.name == "lm_head.weight" else None, Layout(shards=1))
+    ran = run("inspect", path / "model-00001-of-00001.safetensors")
+    assert ran.status == 0
+    assert "prefix    not known" in ran.stdout
+    assert re.search(r"dtypes +BF16 +32,768 bytes in 1 tensor$", ran.stdout, re.MULTILINE)
+
+
+def test_of_many_dtypes_those_with_most_bytes_are_shown(run: Run, tmp_path: Path) -> None:
+    sizes = {"U8": 900, "I8": 800, "BOOL": 700, "F8_E5M2": 600, "F8_E4M3": 500, "F8_E8M0": 400}
+    header, end = {}, 0
+    for dtype, size in {**sizes, "I64": 8, "F64": 0}.items():
+        shape = [size // (8 if dtype in ("I64", "F64") else 1)]
+        header[dtype] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    path = tmp_path / "many.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+    stdout = run("inspect", path).stdout
+    assert re.findall(r"(\w+) +\d+ bytes in 1 tensor$", stdout, re.MULTILINE) == list(sizes)
+    assert re.search(r"^ +and 2 more$", stdout, re.MULTILINE)
+
+
+def test_what_the_index_leaves_out_is_noted(run: Run, copied: Path) -> None:
+    (copied / "consolidated.safetensors").write_bytes(b"")
+    ran = run("inspect", copied)
+    assert ran.status == 0
+    assert "note      1 safetensors files are not named by the index" in ran.stdout
+    assert "consolidated.safetensors" in ran.stdout
+
+
+def test_a_config_of_another_geometry_is_told_as_it_stands(
+    run: Run, edit_config: EditConfig
+) -> None:
+    path = edit_config(lambda config: config.update(hidden_size=4096))
+    assert "hidden 4096, 4 heads of 16" in run("inspect", path).stdout

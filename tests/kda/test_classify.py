@@ -1,0 +1,82 @@
+"""What kind of attention a layer has is told from its tensor names alone."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from support.checkpoints import UNEVEN, dsa_block, kda_block
+
+from kda_stream import AttnBlockKind, classify_attn_block
+
+KDA_NAMES = [f"self_attn.{leaf}" for leaf in kda_block(UNEVEN)]
+DSA_NAMES = [f"self_attn.{leaf}" for leaf in dsa_block(UNEVEN)]
+MARKERS = ["self_attn.kv_a_proj_with_mqa.weight", "self_attn.indexer.wk.weight"]
+
+
+def test_the_fifteen_names_are_a_kda_block() -> None:
+    assert len(KDA_NAMES) == 15
+    assert classify_attn_block(KDA_NAMES) is AttnBlockKind.KDA
+
+
+def test_the_names_of_the_real_dsa_block_are_a_dsa_block() -> None:
+    assert classify_attn_block(DSA_NAMES) is AttnBlockKind.DSA
+
+
+def test_two_markers_are_enough_for_dsa() -> None:
+    assert classify_attn_block(MARKERS) is AttnBlockKind.DSA
+
+
+@pytest.mark.parametrize("name", KDA_NAMES)
+def test_a_kda_block_without_one_name_is_unknown(name: str) -> None:
+    assert classify_attn_block(set(KDA_NAMES) - {name}) is AttnBlockKind.UNKNOWN
+
+
+@pytest.mark.parametrize("name", MARKERS)
+def test_a_dsa_block_without_one_marker_is_unknown(name: str) -> None:
+    assert classify_attn_block(set(DSA_NAMES) - {name}) is AttnBlockKind.UNKNOWN
+
+
+def test_dsa_is_judged_before_kda() -> None:
+    assert classify_attn_block(KDA_NAMES + MARKERS) is AttnBlockKind.DSA
+
+
+@pytest.mark.parametrize("name", MARKERS)
+def test_one_marker_does_not_make_a_kda_block_dsa(name: str) -> None:
+    assert classify_attn_block([*KDA_NAMES, name]) is AttnBlockKind.KDA
+
+
+def test_further_names_do_not_matter() -> None:
+    further = ["self_attn.q_proj.bias", "self_attn.extra", "mlp.gate_proj.weight", "hc_attn_fn", ""]
+    assert classify_attn_block(further + KDA_NAMES) is AttnBlockKind.KDA
+    assert classify_attn_block(further + DSA_NAMES) is AttnBlockKind.DSA
+    assert classify_attn_block(further) is AttnBlockKind.UNKNOWN
+
+
+def test_no_names_are_unknown() -> None:
+    assert classify_attn_block([]) is AttnBlockKind.UNKNOWN
+
+
+@pytest.mark.parametrize("wrong", ["{}x", "x{}", "layers.0.{}", "{} ", "mlp.{}"])
+def test_a_name_counts_only_as_a_whole(wrong: str) -> None:
+    assert classify_attn_block([wrong.format(n) for n in KDA_NAMES]) is AttnBlockKind.UNKNOWN
+    assert classify_attn_block([wrong.format(n) for n in MARKERS]) is AttnBlockKind.UNKNOWN
+
+
+def test_names_are_told_apart_by_case() -> None:
+    assert classify_attn_block([n.lower() for n in KDA_NAMES]) is AttnBlockKind.UNKNOWN
+
+
+@pytest.mark.parametrize("names", [KDA_NAMES, DSA_NAMES], ids=["kda", "dsa"])
+def test_order_repetition_and_kind_of_iterable_do_not_matter(names: list[str]) -> None:
+    kind = classify_attn_block(names)
+    assert classify_attn_block(reversed(names)) is kind
+    assert classify_attn_block(names * 2) is kind
+    assert classify_attn_block(frozenset(names)) is kind
+    assert classify_attn_block(dict.fromkeys(names)) is kind
+    assert classify_attn_block(name for name in names) is kind
+
+
+def test_kinds_are_strings_and_pickle() -> None:
+    assert {kind.value for kind in AttnBlockKind} == {"KDA", "DSA", "UNKNOWN"}
+    assert pickle.loads(pickle.dumps(AttnBlockKind.KDA)) is AttnBlockKind.KDA

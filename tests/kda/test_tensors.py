@@ -1,0 +1,117 @@
+"""The fifteen tensors of a KDA block, written out as they stand in GLM-5.3-Flash."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+
+from kda_stream import DSA_MARKERS, KDA_TENSORS, KdaConfig, KdaDtype, TensorSpec
+
+GLM_CONFIG = KdaConfig(hidden=4096, heads=64, head_dim=128, conv_kernel=4)
+
+GLM_TABLE = [
+    ("self_attn.q_proj.weight", "BF16", (8192, 4096), 67_108_864),
+    ("self_attn.k_proj.weight", "BF16", (8192, 4096), 67_108_864),
+    ("self_attn.v_proj.weight", "BF16", (8192, 4096), 67_108_864),
+    ("self_attn.q_conv1d.weight", "BF16", (8192, 1, 4), 65_536),
+    ("self_attn.k_conv1d.weight", "BF16", (8192, 1, 4), 65_536),
+    ("self_attn.v_conv1d.weight", "BF16", (8192, 1, 4), 65_536),
+    ("self_attn.f_a_proj.weight", "BF16", (128, 4096), 1_048_576),
+    ("self_attn.f_b_proj.weight", "BF16", (8192, 128), 2_097_152),
+    ("self_attn.g_a_proj.weight", "BF16", (128, 4096), 1_048_576),
+    ("self_attn.g_b_proj.weight", "BF16", (8192, 128), 2_097_152),
+    ("self_attn.b_proj.weight", "BF16", (64, 4096), 524_288),
+    ("self_attn.A_log", "F32", (64,), 256),
+    ("self_attn.dt_bias", "F32", (8192,), 32_768),
+    ("self_attn.o_norm.weight", "BF16", (128,), 256),
+    ("self_attn.o_proj.weight", "BF16", (4096, 8192), 67_108_864),
+]
+
+# No extent here equals another, so that no shape is right by chance.
+UNEVEN_CONFIG = KdaConfig(hidden=24, heads=3, head_dim=5, conv_kernel=2)
+UNEVEN_SHAPES = {
+    "self_attn.q_proj.weight": (15, 24),
+    "self_attn.k_proj.weight": (15, 24),
+    "self_attn.v_proj.weight": (15, 24),
+    "self_attn.q_conv1d.weight": (15, 1, 2),
+    "self_attn.k_conv1d.weight": (15, 1, 2),
+    "self_attn.v_conv1d.weight": (15, 1, 2),
+    "self_attn.f_a_proj.weight": (5, 24),
+    "self_attn.f_b_proj.weight": (15, 5),
+    "self_attn.g_a_proj.weight": (5, 24),
+    "self_attn.g_b_proj.weight": (15, 5),
+    "self_attn.b_proj.weight": (3, 24),
+    "self_attn.A_log": (3,),
+    "self_attn.dt_bias": (15,),
+    "self_attn.o_norm.weight": (5,),
+    "self_attn.o_proj.weight": (24, 15),
+}
+
+
+def test_the_table_is_that_of_glm_5_3_flash() -> None:
+    found = [
+        (
+            spec.name,
+            spec.dtype.value,
+            spec.expected_shape(GLM_CONFIG),
+            spec.expected_bytes(GLM_CONFIG),
+        )
+        for spec in KDA_TENSORS
+    ]
+    assert sorted(found) == sorted(GLM_TABLE)
+
+
+def test_q_k_and_v_stand_in_that_order() -> None:
+    names = [spec.name for spec in KDA_TENSORS]
+    convs = [name for name in names if "_conv1d" in name]
+    assert convs == [f"self_attn.{part}_conv1d.weight" for part in "qkv"]
+
+
+def test_a_layer_is_275_481_088_bytes_and_all_34_are_9_366_356_992() -> None:
+    layer_bytes = sum(spec.expected_bytes(GLM_CONFIG) for spec in KDA_TENSORS)
+    assert layer_bytes == 275_481_088
+    assert 34 * layer_bytes == 9_366_356_992
+
+
+def test_shapes_follow_the_geometry() -> None:
+    found = {spec.name: spec.expected_shape(UNEVEN_CONFIG) for spec in KDA_TENSORS}
+    assert found == UNEVEN_SHAPES
+
+
+def test_bytes_are_those_of_the_shape_in_the_dtype() -> None:
+    widths = {KdaDtype.BF16: 2, KdaDtype.F32: 4}
+    for spec in KDA_TENSORS:
+        count = math.prod(spec.expected_shape(UNEVEN_CONFIG))
+        assert spec.expected_bytes(UNEVEN_CONFIG) == count * widths[spec.dtype], spec.name
+
+
+def test_the_joined_extents_are_properties_of_the_config() -> None:
+    assert (GLM_CONFIG.qkv_dim, GLM_CONFIG.conv_dim) == (8192, 24_576)
+    assert (UNEVEN_CONFIG.qkv_dim, UNEVEN_CONFIG.conv_dim) == (15, 45)
+
+
+def test_the_markers_of_a_dsa_block_are_two_names() -> None:
+    assert tuple(DSA_MARKERS) == (
+        "self_attn.kv_a_proj_with_mqa.weight",
+        "self_attn.indexer.wk.weight",
+    )
+
+
+def test_kda_dtypes_are_the_two_codes_of_the_format() -> None:
+    assert {dtype.value for dtype in KdaDtype} == {"BF16", "F32"}
+    assert KdaDtype.BF16 == "BF16"
+
+
+def test_the_table_cannot_be_changed() -> None:
+    assert isinstance(KDA_TENSORS, tuple)
+    with pytest.raises(AttributeError):
+        KDA_TENSORS[0].name = "self_attn.other"  # type: ignore[misc]
+
+
+def test_a_spec_of_ones_own_takes_numbers_and_names() -> None:
+    spec = TensorSpec("self_attn.extra", KdaDtype.F32, ("heads", 7))
+    assert spec.expected_shape(UNEVEN_CONFIG) == (3, 7)
+    assert spec.expected_bytes(UNEVEN_CONFIG) == 84
+    assert pickle.loads(pickle.dumps(spec)) == spec
