@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -250,8 +249,7 @@ def _fill(
     with ExitStack() as opened:
         descriptors: dict[str, int] = {}
         for file in files if used == "read" else ():
-            descriptors[file.path] = descriptor = file.open()
-            opened.callback(os.close, descriptor)
+            descriptors[file.path] = opened.enter_context(file.open()).fileno()
         spans = []
         for place in places.values():
             at = place.begin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from io import FileIO
 from typing import NoReturn
 
 from .errors import ErrorCode, PathError
@@ -17,25 +18,29 @@ _KINDS = (
 )
 
 
-def open_regular_file(path: str) -> tuple[int, os.stat_result]:
-    """A descriptor of the regular file `path`, opened read-only, and its status.
+def open_regular_file(path: str) -> FileIO:
+    """The regular file `path`, open for reading; the caller closes it.
 
-    The caller closes the descriptor. Raises `PathError` when the path is absent, is a link to
+    A file object rather than a descriptor: where Ctrl-C comes between the opening and its next
+    line, it is closed all the same. Raises `PathError` when the path is absent, is a link to
     nothing, is no regular file, or may not be read; a named pipe does not block.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = FileIO(path, opener=_open_without_waiting)
     except (OSError, ValueError) as error:
         if os.path.exists(path):
             _require_regular(path, os.stat(path))
         refuse_path(path, error)
     try:
-        status = os.fstat(descriptor)
-        _require_regular(path, status)
-    except OSError:
-        os.close(descriptor)
+        _require_regular(path, os.fstat(file.fileno()))
+    except PathError:
+        file.close()
         raise
-    return descriptor, status
+    return file
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _require_regular(path: str, status: os.stat_result) -> None:
@@ -78,11 +83,11 @@ def refuse_path(path: str, error: OSError | ValueError) -> NoReturn:
     ) from None
 
 
-def read_all(descriptor: int, begin: int, end: int) -> bytes:
+def read_range(file: FileIO, begin: int, end: int) -> bytes:
     """The bytes [begin, end) of the file; fewer when it ends before."""
     pieces = []
     while begin < end:
-        piece = os.pread(descriptor, end - begin, begin)
+        piece = os.pread(file.fileno(), end - begin, begin)
         if not piece:
             break
         pieces.append(piece)
@@ -92,22 +97,19 @@ def read_all(descriptor: int, begin: int, end: int) -> bytes:
 
 def read_small_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
     """The whole of the regular file `path`; raises `PathError` when it is over `bytes_max`."""
-    name = os.fspath(path)
-    descriptor, status = open_regular_file(name)
-    try:
-        if status.st_size > bytes_max:
+    name = os.fsdecode(path)
+    with open_regular_file(name) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > bytes_max:
             raise PathError(
                 ErrorCode.FILE_TOO_LARGE,
                 "the file is too large to be what its name says",
                 path=name,
                 expected=f"at most {bytes_max} bytes",
-                got=f"{status.st_size} bytes",
+                got=f"{size} bytes",
                 hint="check what stands under this name",
             )
-        return read_all(descriptor, 0, status.st_size)
-    except OSError as error:
-        if isinstance(error, PathError):
-            raise
-        refuse_path(name, error)
-    finally:
-        os.close(descriptor)
+        try:
+            return read_range(file, 0, size)
+        except OSError as error:
+            refuse_path(name, error)

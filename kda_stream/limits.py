@@ -25,6 +25,9 @@ SLOT_ALIGNMENT_BYTES: Final = 256
 SLOTS_MAX: Final = 64
 """The most slots of one arena: more cannot help a stream, and a typo would lock all memory."""
 
+LOCK_PIECE_BYTES: Final = 32 * 1024**2
+"""How much memory is locked at once: some 10 ms, after which a signal is answered."""
+
 PAUSE_NANOSECONDS: Final = 50_000_000
 """How long the C routine copies before it comes back so that a signal or a stop is answered."""
 

@@ -30,6 +30,7 @@ from .errors import (
     InUseError,
     StreamError,
 )
+from .interrupts import finish_first
 from .kda.check import joint_refusal
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.config import KdaConfig
@@ -120,8 +121,9 @@ class KdaLayerStream:
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._staged: deque[KdaLayer] = deque()
+        self._began = False
         self._ended = False
-        self._stopping = False
+        self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._current: KdaLayer | None = None
         self._past: list[weakref.ref[KdaLayer]] = []
@@ -203,18 +205,21 @@ class KdaLayerStream:
         Again: no effect. Takes at most the time of one piece of a copy (50 ms and a read). Raises
         `InUseError` when arrays still point into the slots.
         """
-        if self._arena is None or self._thread is None:
+        finish_first(self._close)
+
+    def _close(self) -> None:
+        if self._arena is None:
             return
         with self._changed:
-            self._stopping = True
+            self._stopping.set()
         self._arena.wake()
-        try:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or not self._began)
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
-        finally:  # Ctrl-C may have cut the wait short; the thread is about to end all the same
-            self._thread.join()
-            self._staged.clear()
-            self._current = None
-            self._arena.close()
+        self._staged.clear()
+        self._current = None
+        self._arena.close()
 
     # the consumer's side
 
@@ -223,7 +228,7 @@ class KdaLayerStream:
             self._refuse_misuse(
                 "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
             )
-        if self._stopping and not also_closed:
+        if self._stopping.is_set() and not also_closed:
             self._refuse_misuse("the stream is closed", "make another one for a second pass")
         return self._arena
 
@@ -256,12 +261,16 @@ class KdaLayerStream:
     # the thread's side
 
     def _stage_all(self) -> None:
+        with self._changed:
+            if self._stopping.is_set():  # closed before it began: nobody waits for this thread
+                return
+            self._began = True
         try:
             for index in self.layers:
                 if not self._stage(index):
                     break
         except BaseException as error:  # handed to the consumer, who raises it
-            self._failure = None if self._stopping else error
+            self._failure = None if self._stopping.is_set() else error
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -269,7 +278,7 @@ class KdaLayerStream:
     def _stage(self, index: LayerIndex) -> bool:
         """Fill one slot with one layer; False when the stream is being closed."""
         assert self._arena is not None
-        slot = self._arena.wait_for_slot(lambda: self._stopping)
+        slot = self._arena.wait_for_slot(self._stopping.is_set)
         if slot is None:
             return False
         source = self._checkpoint.layer(index)
@@ -284,7 +293,7 @@ class KdaLayerStream:
         return True
 
     def _stop_if_closing(self) -> None:
-        if self._stopping:
+        if self._stopping.is_set():
             raise StreamError(ErrorCode.STREAM_STOPPED, "the stream was closed")
 
 
@@ -324,7 +333,7 @@ def stream_kda_layers(
         except BindError as error:
             refusals.append(error)
     if refusals:
-        raise joint_refusal(refusals, len(chosen))
+        raise joint_refusal(refusals, len(chosen), checkpoint.path)
     return KdaLayerStream(checkpoint, geometry, chosen, slots, lock, via)
 
 

@@ -25,6 +25,7 @@ from ..errors import (
     listed,
     shown,
 )
+from ..interrupts import finish_first
 from ..kda.config import hidden_layer_count, read_config
 from ..kda.source import RawTensor
 from ..limits import HEADER_BYTES_MAX, SHOWN_ITEMS_MAX
@@ -188,12 +189,16 @@ class Checkpoint:
         """The numbers of the layers, in numeric order, with `is_mtp` marked.
 
         A layer is an MTP layer when its number is at least the config's `num_hidden_layers`; with
-        no config, none is marked. Raises `CheckpointError` when the names show no decoder or two.
+        no config, none is marked. Raises `CheckpointError` when the names show no decoder or two,
+        `ConfigError` when there is a config and it cannot be read.
         """
         return tuple(self._layer_index(number) for number in self._layer_names().by_number)
 
     def layer(self, index: int) -> LayerSource:
-        """The layer of that number; raises `NotFoundError` when the checkpoint has none."""
+        """The layer of that number; raises `NotFoundError` when the checkpoint has none.
+
+        Further, what `layers` raises.
+        """
         layers = self._layer_names()
         number = int(index) if hasattr(index, "__index__") else None
         names = None if number is None else layers.by_number.get(number)
@@ -229,7 +234,12 @@ class Checkpoint:
         the same, and `InUseError` names the shards that stay mapped until their arrays are gone.
         """
         self._closed = True
-        kept = [shard.file_name for shard in self._shards.values() if not shard.close()]
+        kept: list[str] = []
+
+        def close_all() -> None:
+            kept[:] = [shard.file_name for shard in self._shards.values() if not shard.close()]
+
+        finish_first(close_all)
         if kept:
             raise InUseError(
                 ErrorCode.MEMORY_IN_USE,
@@ -293,24 +303,34 @@ def open_checkpoint(
 def _open_shards(files: CheckpointFiles, header_bytes_max: int, path: str) -> dict[str, Shard]:
     paths = {name: os.path.join(files.directory, name) for name in files.shard_names}
     missing = tuple(name for name in paths if not os.path.lexists(paths[name]))
-    if missing and files.index is not None:
-        error = ShardsMissingError(
-            ErrorCode.INDEX_SHARDS_MISSING,
-            "shards that the index names are missing",
-            path=files.index_path,
-            expected=f"{len(paths)} shards",
-            got=f"{len(missing)} of {len(paths)} missing: {listed(list(missing))}",
-            hint="the download is incomplete: fetch them",
-        )
-        error.missing = missing
-        raise error
+    if files.index is None:
+        missing = ()
     shards: dict[str, Shard] = {}
 
     def open_one(name: str) -> None:
         shards[name] = open_shard(paths[name], header_bytes_max=header_bytes_max)
 
-    _raise_all(open_one, files.shard_names, path, "shards cannot be used")
+    present = tuple(name for name in paths if name not in missing)
+    problems = _problems(open_one, present)
+    if missing:
+        problems.insert(0, _shards_missing(missing, files, len(paths)))
+    _raise_all(problems, path, f"{len(paths) - len(shards)} of {len(paths)} shards")
     return shards
+
+
+def _shards_missing(
+    missing: tuple[str, ...], files: CheckpointFiles, count: int
+) -> ShardsMissingError:
+    error = ShardsMissingError(
+        ErrorCode.INDEX_SHARDS_MISSING,
+        "shards that the index names are missing",
+        path=files.index_path,
+        expected=f"{count} shards",
+        got=f"{len(missing)} of {count} missing: {listed(list(missing))}",
+        hint="the download is incomplete: fetch them",
+    )
+    error.missing = missing
+    return error
 
 
 def _checked_places(
@@ -349,23 +369,28 @@ def _refuse_lost(places: Mapping[str, str], shards: Mapping[str, Shard], path: s
             hint="the index and the shards are of different saves: fetch both again",
         )
 
-    _raise_all(refuse, tuple(lost), path, "shards lack tensors of the index")
+    _raise_all(_problems(refuse, tuple(lost)), path, f"{len(lost)} shards")
 
 
-def _raise_all(check: Callable[[str], None], names: tuple[str, ...], path: str, what: str) -> None:
-    """Run `check` on every name; raise its one error, or one `CheckpointError` with all of them."""
+def _problems(check: Callable[[str], None], names: tuple[str, ...]) -> list[KdaStreamError]:
+    """What `check` raises for each of the names."""
     problems: list[KdaStreamError] = []
     for name in names:
         try:
             check(name)
         except (HeaderError, PathError, ShardIndexError) as error:
             problems.append(error)
+    return problems
+
+
+def _raise_all(problems: list[KdaStreamError], path: str, which: str) -> None:
+    """Raise the one problem, or one `CheckpointError` with all of them; nothing without any."""
     if len(problems) == 1:
         raise problems[0]
     if problems:
         whole = CheckpointError(
             ErrorCode.CHECKPOINT_PROBLEMS,
-            f"{len(problems)} of {len(names)} {what}",
+            f"{which} cannot be used",
             path=path,
             got="; ".join(error.finding for error in problems[:SHOWN_ITEMS_MAX]),
             hint=problems[0].hint,

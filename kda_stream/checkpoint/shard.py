@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from io import FileIO
 
-from ..errors import ClosedError, ErrorCode, HeaderError, PathError, PayloadError
-from ..files import open_regular_file, read_all, refuse_path
+from ..errors import ClosedError, ErrorCode, HeaderError, PayloadError
+from ..files import open_regular_file, read_range, refuse_path
 from ..kda.source import Place, RawTensor
 from ..limits import HEADER_BYTES_MAX, SNIFF_BYTES
 from ..staging.pages import LentMemory, Mapping, map_file
@@ -77,11 +78,9 @@ class Shard:
                     hint="use its tensors before close(), or copy them",
                 )
             if self._lent is None:
-                descriptor = self.open()
-                try:
-                    self._mapping = map_file(descriptor, self.identity.file_bytes, self._path)
-                finally:
-                    os.close(descriptor)
+                with self.open() as file:
+                    size = self.identity.file_bytes
+                    self._mapping = map_file(file.fileno(), size, self._path)
                 self._lent = self._mapping.lend(0, self._mapping.nbytes)
             return self._lent.view(begin, end)
 
@@ -91,18 +90,18 @@ class Shard:
             if self._mapping is not None:
                 self._mapping.drop(begin, end)
 
-    def open(self) -> int:
-        """A new read-only descriptor of the unchanged file; the caller closes it.
+    def open(self) -> FileIO:
+        """The unchanged file, open for reading; the caller closes it.
 
         Raises `PayloadError` when the file has changed, `PathError` when it cannot be opened.
         """
-        descriptor, status = open_regular_file(self._path)
+        file = open_regular_file(self._path)
         try:
-            self._require_identity(status)
+            self._require_identity(os.fstat(file.fileno()))
         except PayloadError:
-            os.close(descriptor)
+            file.close()
             raise
-        return descriptor
+        return file
 
     def check_unchanged(self) -> None:
         """Raise `PayloadError` when the file was replaced, rewritten or cut since it was opened."""
@@ -142,25 +141,22 @@ def open_shard(path: str, *, header_bytes_max: int = HEADER_BYTES_MAX) -> Shard:
 
     Raises `PathError` when it cannot be read, `HeaderError` when its header breaks the format.
     """
-    descriptor, status = open_regular_file(path)
-    try:
-        if hasattr(os, "posix_fadvise"):  # else the kernel's read-ahead drags payload into memory
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        start = read_all(descriptor, 0, SNIFF_BYTES)
-        size = status.st_size
+    with open_regular_file(path) as file:
+        identity = FileIdentity.of(os.fstat(file.fileno()))
+        size = identity.file_bytes
+        start = b""
         try:
+            if hasattr(os, "posix_fadvise"):  # else read-ahead drags payload into memory
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            start = read_range(file, 0, SNIFF_BYTES)
             length = header_length(start, size, path=path, header_bytes_max=header_bytes_max)
-            text = read_all(descriptor, LENGTH_BYTES, LENGTH_BYTES + length)
+            text = read_range(file, LENGTH_BYTES, LENGTH_BYTES + length)
             header = parse_header(text, size, path=path)
         except HeaderError as error:
             raise named_if_foreign(error, start) from None
-    except OSError as error:
-        if isinstance(error, PathError):
-            raise
-        refuse_path(path, error)
-    finally:
-        os.close(descriptor)
-    return Shard(path, FileIdentity.of(status), header)
+        except OSError as error:
+            refuse_path(path, error)
+    return Shard(path, identity, header)
 
 
 def _shown_identity(identity: FileIdentity) -> str:

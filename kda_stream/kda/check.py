@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..errors import BindError, ErrorCode, listed, shown
+from .classify import AttnBlockKind, classify_attn_block
 from .config import KdaConfig
 from .source import KdaTensorSource, PayloadFile, RawTensor
 from .tensors import ATTENTION_PREFIX, KDA_TENSORS, TensorSpec
@@ -117,7 +118,7 @@ def check_kda_block(config: KdaConfig, layer_idx: int, source: KdaTensorSource) 
     repeated = sorted(name for name in seen if attention.count(name) > 1)
     problems += [BindProblem(layer_idx, name, ProblemKind.REPEATED) for name in repeated]
     if problems:
-        raise _refusal(layer_idx, problems)
+        raise _refusal(layer_idx, names, tensors, problems)
     found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     return CheckedBlock(layer_idx, found, len(attention), len(names) - len(attention))
 
@@ -160,13 +161,27 @@ def _stored(layer_idx: int, name: str, kind: ProblemKind, tensor: RawTensor | No
     )
 
 
-def _refusal(layer_idx: int, problems: list[BindProblem]) -> BindError:
+def _refusal(
+    layer_idx: int,
+    names: Sequence[str],
+    tensors: Mapping[str, RawTensor | None],
+    problems: list[BindProblem],
+) -> BindError:
     what = f"layer {layer_idx} is not exactly a KDA block: " + "; ".join(map(str, problems))
-    return _bind_error(what, problems)
+    if classify_attn_block(names) is AttnBlockKind.DSA:
+        what = f"layer {layer_idx} is a DSA block, not a KDA block"
+    places = [tensor.place for tensor in tensors.values() if tensor is not None]
+    shards = [problem.shard for problem in problems]
+    shards += [place.file.path for place in places if place is not None]
+    path = next((shard for shard in shards if shard is not None), None)
+    return _bind_error(what, path, problems)
 
 
-def joint_refusal(errors: Sequence[BindError], layers: int) -> BindError:
-    """One error for the refusals of several of `layers` layers; a fault they share is told once."""
+def joint_refusal(errors: Sequence[BindError], layers: int, path: str) -> BindError:
+    """One error for the refusals of several of `layers` layers of the checkpoint `path`.
+
+    A fault that they share is told once; `problems` holds every one.
+    """
     if len(errors) == 1:
         return errors[0]
     problems = [problem for error in errors for problem in error.problems]
@@ -174,17 +189,15 @@ def joint_refusal(errors: Sequence[BindError], layers: int) -> BindError:
     for problem in problems:
         numbers.setdefault(problem.fault, []).append(str(problem.layer_idx))
     faults = [f"{fault} in layers {listed(which)}" for fault, which in numbers.items()]
-    return _bind_error(
-        f"{len(errors)} of {layers} layers are refused: {'; '.join(faults)}", problems
-    )
+    what = f"{len(errors)} of {layers} layers are refused: {'; '.join(faults)}"
+    return _bind_error(what, path, problems)
 
 
-def _bind_error(what: str, problems: list[BindProblem]) -> BindError:
+def _bind_error(what: str, path: str | None, problems: list[BindProblem]) -> BindError:
     error = BindError(
         ErrorCode.BIND_REFUSED,
         what,
-        path=next((problem.shard for problem in problems if problem.shard is not None), None),
-        tensor=problems[0].tensor if len(problems) == 1 else None,
+        path=path,
         hint="bytes are never changed to fit: load a checkpoint that stores the layer as expected, "
         "or the config.json that belongs to this one",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import FileIO
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ErrorCode, SpanError
@@ -25,8 +26,8 @@ class PayloadFile(Protocol):
     def drop(self, begin: int, end: int) -> None:
         """Take the mapped pages of [begin, end) out of the process, when they are in it."""
 
-    def open(self) -> int:
-        """A new descriptor of the unchanged file, which the caller closes."""
+    def open(self) -> FileIO:
+        """The unchanged file, open for reading, which the caller closes."""
 
     def check_unchanged(self) -> None:
         """Raise `PayloadError` when the file at `path` is no longer the one that was opened."""

@@ -18,6 +18,7 @@ from ..errors import (
     MemoryRefusedError,
     SlotError,
 )
+from ..interrupts import finish_first
 from ..limits import SLOTS_MAX
 from .pages import PAGE_BYTES, LentMemory, lock_refusal, map_anonymous
 from .residency import lock_limit_bytes, memory_use
@@ -74,6 +75,7 @@ class Slot:
         self.nbytes = nbytes
         self._begin = begin
         self._filling: LentMemory | None = None
+        self._writers: list[LentMemory] = []  # ended, with arrays left that can still write
         self._lease: Lease | None = None
 
     @property
@@ -108,7 +110,8 @@ class Slot:
         with self.arena._changed:
             if self._filling is None:
                 raise self._not(SlotState.FILLING, "claim and fill it first")
-            if not self._filling.end():
+            writers = [*self._writers, self._filling]
+            if not all(writer.end() for writer in writers):
                 raise InUseError(
                     ErrorCode.MEMORY_IN_USE,
                     f"an array can still write into slot {self.number}",
@@ -117,13 +120,15 @@ class Slot:
                 )
             self._lease = Lease(self, self._memory(writable=False))
             self._filling = None
+            self._writers = []
             return self._lease
 
     def abandon(self) -> None:
         """Free a claimed slot unlent, as after a load that failed; no effect on any other."""
         with self.arena._changed:
             if self._filling is not None:
-                self._filling.end()
+                if not self._filling.end():
+                    self._writers.append(self._filling)
                 self._filling = None
                 self.arena._changed.notify_all()
 
@@ -216,10 +221,12 @@ class PinnedArena:
         stride = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
+        self._unlocked = False
+        self._gone = False
         self._mapping = map_anonymous(stride * slots)
         try:
             self.report = _lock(self, lock)
-        except MemoryRefusedError:
+        except BaseException:
             self._mapping.close()
             raise
         self.slots = tuple(Slot(self, n, n * stride, slot_bytes) for n in range(slots))
@@ -266,8 +273,11 @@ class PinnedArena:
         Raises `SlotError` while a slot is being filled, and `InUseError` when arrays still point
         into the memory: it is unlocked all the same, and goes when they do.
         """
+        finish_first(self._close)
+
+    def _close(self) -> None:
         with self._changed:
-            if self._closed:
+            if self._gone:
                 return
             if any(slot.state is SlotState.FILLING for slot in self.slots):
                 raise SlotError(
@@ -280,9 +290,12 @@ class PinnedArena:
             for slot in self.slots:
                 if slot._lease is not None:
                     slot._lease._revoke()
-            if self.report.locked:
+            if self.report.locked and not self._unlocked:
                 self._mapping.unlock()
-            if not self._mapping.close():
+                self._unlocked = True
+            gone = self._mapping.close()
+            self._gone = True
+            if not gone:
                 raise InUseError(
                     ErrorCode.MEMORY_IN_USE,
                     "arrays still point into the arena",

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from ..errors import ArgumentError, ClosedError, ErrorCode, MemoryRefusedError, PayloadError
+from ..limits import LOCK_PIECE_BYTES
 from .native import extension
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
@@ -89,6 +90,7 @@ class Mapping:
         self.nbytes = nbytes
         unmap = partial(lib.kda_unmap, nbytes)
         self._owner: Any = ffi.gc(ffi.cast("unsigned char *", pointer), unmap)
+        self._alive = weakref.ref(self._owner)
 
     def lend(self, begin: int, end: int, *, writable: bool = False) -> LentMemory:
         """The bytes [begin, end), to be given back with `LentMemory.end`."""
@@ -96,15 +98,26 @@ class Mapping:
         return LentMemory(buffer, begin, end, writable=writable)
 
     def close(self) -> bool:
-        """Let the pages go. Whether they are gone: not before everything lent of them has ended."""
-        alive = weakref.ref(self._owner)
+        """Let the pages go; again: no effect.
+
+        Whether they are gone: not before everything lent of them has ended.
+        """
         self._owner = None
-        return alive() is None
+        return self._alive() is None
 
     def lock(self) -> int:
-        """Lock the pages into memory; 0, or the errno of the refusal."""
+        """Lock the pages into memory, all or none; 0, or the errno of the refusal.
+
+        Signals are answered between pieces: to lock a slot means to make all of its pages.
+        """
         ffi, lib = extension()
-        return 0 if lib.mlock(self._owner, self.nbytes) == 0 else int(ffi.errno)
+        for begin in range(0, self.nbytes, LOCK_PIECE_BYTES):
+            length = min(LOCK_PIECE_BYTES, self.nbytes - begin)
+            if lib.mlock(self._owner + begin, length) != 0:
+                refusal = int(ffi.errno)
+                self.unlock()
+                return refusal
+        return 0
 
     def unlock(self) -> None:
         """Let the pages be swapped again."""

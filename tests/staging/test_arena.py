@@ -333,6 +333,34 @@ def test_memory_taken_while_filling_cannot_be_written_once_the_slot_is_lent(
     assert bytes(lease.view(0, 1)) == b"a"
 
 
+def test_memory_taken_while_filling_ends_when_the_slot_is_abandoned(arena: PinnedArena) -> None:
+    slot = arena.slots[0].claim()
+    memory = slot.memory()
+    slot.abandon()
+    lease = slot.claim().lend()
+    with pytest.raises(ValueError, match="released"):
+        memory[:1] = b"b"
+    lease.release()
+
+
+@pytest.mark.parametrize("before", ["it is lent", "it is abandoned and lent anew"])
+def test_an_array_that_could_write_into_a_lent_slot_keeps_it_from_being_lent(before: str) -> None:
+    arena = PinnedArena(64, lock="off")
+    slot = arena.slots[0].claim()
+    array = np.frombuffer(slot.memory(), dtype=np.uint8)
+
+    def lend() -> None:
+        if before != "it is lent":
+            slot.abandon()
+            slot.claim()
+        slot.lend()
+
+    with pytest.raises(InUseError):
+        lend()
+    assert array.flags.writeable
+    assert slot.state is not SlotState.LENT
+
+
 def test_abandoning_a_lent_slot_does_not_free_it(arena: PinnedArena) -> None:
     slot = arena.slots[0].claim()
     lease = slot.lend()
@@ -666,9 +694,11 @@ def test_more_memory_than_there_is_is_refused_as_such(nbytes: int, slots: int) -
 # --- threads --------------------------------------------------------------------------------------
 
 
-def test_a_thread_that_waits_gets_the_slot_that_another_gives_back() -> None:
+@pytest.mark.parametrize("how", ["release", "abandon"])
+def test_a_thread_that_waits_gets_the_slot_that_another_gives_back(how: str) -> None:
     with PinnedArena(64, lock="off") as arena:
-        lease = arena.claim().lend()
+        slot = arena.claim()
+        give_back = slot.lend().release if how == "release" else slot.abandon
         got: list[Any] = []
         waiter = threading.Thread(
             target=lambda: got.append(arena.wait_for_slot(lambda: False)), daemon=True
@@ -676,9 +706,9 @@ def test_a_thread_that_waits_gets_the_slot_that_another_gives_back() -> None:
         waiter.start()
         time.sleep(0.05)
         assert not got
-        lease.release()
+        give_back()
         waiter.join(timeout=10)
-        assert got == [arena.slots[0]]
+        assert got == [slot]
 
 
 def test_a_thread_that_waits_can_be_told_to_stop() -> None:
