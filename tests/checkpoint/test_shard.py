@@ -370,15 +370,12 @@ def test_a_tensor_says_where_its_bytes_lie(shard: Path) -> None:
 
 
 @linux
-def test_a_shard_can_be_read_through_a_descriptor_of_ones_own(shard: Path) -> None:
+def test_a_shard_can_be_read_through_a_file_of_ones_own(shard: Path) -> None:
     opened = open_shard(str(shard))
-    descriptor = opened.open()
-    try:
-        assert os.pread(descriptor, 1 << 20, 0) == shard.read_bytes()
+    with opened.open() as file:
+        assert os.pread(file.fileno(), 1 << 20, 0) == shard.read_bytes()
         with pytest.raises(OSError, match="Bad file descriptor"):
-            os.write(descriptor, b"x")
-    finally:
-        os.close(descriptor)
+            os.write(file.fileno(), b"x")
     opened.close()
     assert descriptors_under(shard.parent) == []
 
