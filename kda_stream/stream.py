@@ -8,7 +8,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NoReturn
 
 from .bind import (
@@ -22,15 +21,14 @@ from .bind import (
 )
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.layer import LayerIndex
+from .closing import Closing, finish_first
 from .errors import (
     BindError,
     CheckpointError,
     ConfigError,
     ErrorCode,
-    InUseError,
     StreamError,
 )
-from .interrupts import finish_first
 from .kda.check import joint_refusal
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.config import KdaConfig
@@ -95,7 +93,7 @@ class StreamReport:
     lock: LockReport
 
 
-class KdaLayerStream:
+class KdaLayerStream(Closing):
     """The KDA layers of a checkpoint, one after the other; made by `stream_kda_layers`.
 
     A context manager and, inside it, an iterator of `KdaLayer`. Leaving it ends the thread and
@@ -147,18 +145,6 @@ class KdaLayerStream:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except InUseError:
-            if error is None:
-                raise
 
     def __iter__(self) -> Iterator[KdaLayer]:
         self._entered()

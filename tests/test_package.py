@@ -27,7 +27,7 @@ IMPORT_MICROSECONDS_MAX = 10_000
 ORDER = (
     ("limits",),
     ("errors",),
-    ("jsontext", "dtypes", "files", "interrupts"),
+    ("jsontext", "dtypes", "files", "closing"),
     ("kda", "staging"),
     ("checkpoint",),
     ("bind",),

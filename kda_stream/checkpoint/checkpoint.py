@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Final, Literal
 
+from ..closing import Closing, finish_first
 from ..errors import (
     ArgumentError,
     CheckpointError,
@@ -25,7 +25,6 @@ from ..errors import (
     listed,
     shown,
 )
-from ..interrupts import finish_first
 from ..kda.config import hidden_layer_count, read_config
 from ..kda.source import RawTensor
 from ..limits import HEADER_BYTES_MAX, SHOWN_ITEMS_MAX
@@ -76,7 +75,7 @@ class OpenReport:
         return tuple(notes)
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """An open checkpoint: a read-only mapping from tensor name to `RawTensor`.
 
     Made by `open_checkpoint`. Every header has been checked; no payload has been touched, and no
@@ -251,18 +250,6 @@ class Checkpoint:
 
     def __enter__(self) -> Checkpoint:
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except InUseError:
-            if error is None:  # else the error on its way says more, and its frames hold the arrays
-                raise
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._places)} tensors"

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
 from typing import Final, Literal
 
+from ..closing import Closing, finish_first
 from ..errors import (
     ArgumentError,
     ClosedError,
@@ -18,7 +18,6 @@ from ..errors import (
     MemoryRefusedError,
     SlotError,
 )
-from ..interrupts import finish_first
 from ..limits import SLOTS_MAX
 from .pages import PAGE_BYTES, LentMemory, lock_refusal, map_anonymous
 from .residency import lock_limit_bytes, memory_use
@@ -194,7 +193,7 @@ class Lease:
         self._memory.end()
 
 
-class PinnedArena:
+class PinnedArena(Closing):
     """Anonymous, page-aligned memory for `slots` slots of `slot_bytes` bytes, page-locked.
 
     `lock` is "require" (raise `MemoryRefusedError` when locking is refused), "prefer" (go on
@@ -312,18 +311,6 @@ class PinnedArena:
 
     def __enter__(self) -> PinnedArena:
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except InUseError:
-            if error is None:
-                raise
 
     def __repr__(self) -> str:
         locked = "locked" if self.report.locked else "not locked"

@@ -7,45 +7,40 @@ imported when it is first needed, so that `import kda_stream` costs nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from enum import IntEnum
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ErrorCode, KdaStreamError, NotBuiltError, PayloadError, SpanError
-from ..limits import PAUSE_NANOSECONDS
 
-
-class SpanKind(IntEnum):
-    """Where a span's bytes are; the numbers are those of `enum kda_kind`."""
-
-    MEMORY = 0
-    MAPPED = 1
-    FILE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class NativeSpan:
-    """One checked copy as the C routine takes it; sizes and offsets are in bytes.
-
-    `data` holds the source of a MEMORY or MAPPED span, `descriptor` and `file_offset` that of a
-    FILE span. `rows` rows of `row_bytes`, `row_stride` apart in the source, land densely at
-    `destination`. `tensor` and `path` are for errors.
-    """
-
-    kind: SpanKind
-    data: memoryview | None
-    descriptor: int
-    file_offset: int
-    source_bytes: int
-    rows: int
-    row_bytes: int
-    row_stride: int
-    destination: int
-    tensor: str
-    path: str | None
+_CUT_SHORT: Final = (
+    "it was cut short after it was opened: fetch it again and open the checkpoint anew"
+)
+_PAYLOAD_ERRORS: Final = {
+    "KDA_SOURCE_FAULT": (
+        ErrorCode.PAYLOAD_FAULT,
+        "a page of the mapped shard cannot be read",
+        f"{_CUT_SHORT}; or its disk failed",
+    ),
+    "KDA_FILE_END": (ErrorCode.PAYLOAD_END, "the shard ends before the tensor does", _CUT_SHORT),
+    "KDA_READ_FAILED": (
+        ErrorCode.PAYLOAD_READ,
+        "the shard cannot be read",
+        "check the disk or the network file system",
+    ),
+    "KDA_NO_POPULATE": (
+        ErrorCode.POPULATE_UNSUPPORTED,
+        "mapped pages cannot be checked before they are copied: that needs Linux 5.14",
+        'pass via="read"',
+    ),
+}
+_SPAN_FAULTS: Final = {
+    "KDA_SIZE_OVERFLOW": "its size overflows",
+    "KDA_STRIDE_SHORT": "its rows overlap",
+    "KDA_SOURCE_SHORT": "its rows reach past its source",
+    "KDA_DESTINATION_SHORT": "its rows reach past the destination",
+    "KDA_DESTINATION_OVERLAP": "it lands on the span before it",
+    "KDA_SOURCE_OVERLAP": "its source lies in the destination",
+}
 
 
 @cache
@@ -65,131 +60,29 @@ def extension() -> tuple[Any, Any]:
     return _native.ffi, _native.lib
 
 
-# Copies ------------------------------------------------------------------------------------------
-
-
-def copy_spans(
-    spans: Sequence[NativeSpan], destination: memoryview, between: Callable[[], None] | None
-) -> None:
-    """Check every span, then copy them all into `destination`.
-
-    The GIL is released. One call into C does it all, unless it takes longer than
-    `PAUSE_NANOSECONDS`: then it comes back, signals are answered, `between` is called, and it goes
-    on where it was. What either raises ends the copy. Raises `SpanError` when a span does not fit
-    (nothing is written), `PayloadError` when a source cannot be read.
-    """
-    ffi, lib = extension()
-    cursor = ffi.new("kda_cursor *")
-    # Left to the collector, a pointer into a memoryview crashes Python before 3.12.4 (gh-77894):
-    # an error's traceback keeps this frame, so the pointers end with it.
-    with ExitStack() as held:
-
-        def pointer(buffer: memoryview | bytes, *, writable: bool = False) -> Any:
-            array = ffi.from_buffer("unsigned char[]", buffer, require_writable=writable)
-            return held.enter_context(array)
-
-        target = pointer(destination, writable=True)
-        table = ffi.new("kda_span[]", len(spans))
-        for row, span in zip(table, spans, strict=True):
-            source = pointer(b"" if span.data is None else span.data)
-            try:
-                _set_row(row, span, source)
-            except OverflowError as error:
-                raise _refused(span, str(error), destination.nbytes) from None
-        while True:
-            status = lib.kda_spans_copy(
-                table, len(spans), target, destination.nbytes, PAUSE_NANOSECONDS, cursor
-            )
-            if status == lib.KDA_OK:
-                return
-            if status != lib.KDA_PAUSED:
-                raise _copy_error(status, cursor, spans, destination.nbytes)
-            if between is not None:
-                between()
-
-
-def _set_row(row: Any, span: NativeSpan, source: Any) -> None:
-    row.kind = span.kind
-    row.fd = span.descriptor
-    row.source = source
-    row.file_offset = span.file_offset
-    row.source_bytes = span.source_bytes
-    row.rows = span.rows
-    row.row_bytes = span.row_bytes
-    row.row_stride = span.row_stride
-    row.destination = span.destination
-
-
-def _copy_error(
-    status: int, cursor: Any, spans: Sequence[NativeSpan], destination_bytes: int
+def copy_error(
+    status: int, error_number: int, *, tensor: str | None, path: str | None, span: str | None
 ) -> KdaStreamError:
-    _, lib = extension()
-    span = spans[cursor.span] if cursor.span < len(spans) else None
-    tensor = None if span is None else span.tensor
-    path = None if span is None else span.path
-    reason = os.strerror(cursor.error) if cursor.error else None
-    if status == lib.KDA_SOURCE_FAULT:
-        return PayloadError(
-            ErrorCode.PAYLOAD_FAULT,
-            "a page of the mapped shard cannot be read",
-            path=path,
-            tensor=tensor,
-            got=reason,
-            hint="the shard was cut short after it was opened, or its disk failed: "
-            "fetch it again and open the checkpoint anew",
-        )
-    if status == lib.KDA_FILE_END:
-        return PayloadError(
-            ErrorCode.PAYLOAD_END,
-            "the shard ends before the tensor does",
-            path=path,
-            tensor=tensor,
-            hint="it was cut short after it was opened: "
-            "fetch it again and open the checkpoint anew",
-        )
-    if status == lib.KDA_READ_FAILED:
-        return PayloadError(
-            ErrorCode.PAYLOAD_READ,
-            "the shard cannot be read",
-            path=path,
-            tensor=tensor,
-            got=reason,
-            hint="check the disk or the network file system",
-        )
-    if status == lib.KDA_NO_POPULATE:
-        return PayloadError(
-            ErrorCode.POPULATE_UNSUPPORTED,
-            "mapped pages cannot be checked before they are copied here",
-            path=path,
-            tensor=tensor,
-            expected="Linux 5.14 or newer",
-            hint='pass via="read"',
-        )
-    faults = {
-        lib.KDA_SIZE_OVERFLOW: "its size overflows",
-        lib.KDA_STRIDE_SHORT: "its rows overlap",
-        lib.KDA_SOURCE_SHORT: "its rows reach past its source",
-        lib.KDA_DESTINATION_SHORT: "its rows reach past the destination",
-        lib.KDA_DESTINATION_OVERLAP: "it lands on the span before it",
-        lib.KDA_SOURCE_OVERLAP: "its source lies in the destination",
-    }
-    return _refused(span, faults.get(status, "it is malformed"), destination_bytes)
+    """The error for a status of `kda_spans_copy` that is neither KDA_OK nor KDA_PAUSED.
+
+    `error_number` is the errno that came with it, or 0; `tensor`, `path` and `span` say which span.
+    """
+    name = extension()[0].typeof("enum kda_status").elements[status]
+    if name in _PAYLOAD_ERRORS:
+        code, what, hint = _PAYLOAD_ERRORS[name]
+        reason = os.strerror(error_number) if error_number else None
+        return PayloadError(code, what, path=path, tensor=tensor, got=reason, hint=hint)
+    return span_error(_SPAN_FAULTS.get(name, "it is malformed"), tensor, path, span)
 
 
-def _refused(span: NativeSpan | None, why: str, destination_bytes: int) -> SpanError:
+def span_error(why: str, tensor: str | None, path: str | None, span: str | None) -> SpanError:
+    """The error for a span that was refused before anything was written."""
     return SpanError(
         ErrorCode.SPAN_REFUSED,
         f"a span was refused and nothing was written: {why}",
-        path=None if span is None else span.path,
-        tensor=None if span is None else span.tensor,
-        expected=f"a span within its source and within {destination_bytes} bytes of destination",
-        got=None if span is None else _span_text(span),
+        path=path,
+        tensor=tensor,
+        expected="rows within the source, and within the destination behind the span before",
+        got=span,
         hint="the plan that was handed in is wrong",
-    )
-
-
-def _span_text(span: NativeSpan) -> str:
-    return (
-        f"{span.rows} rows of {span.row_bytes} bytes, {span.row_stride} apart, out of "
-        f"{span.source_bytes} bytes, to offset {span.destination}"
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
-from .native import NativeSpan, SpanKind, copy_spans
+from ..limits import PAUSE_NANOSECONDS
+from .native import copy_error, extension, span_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +35,19 @@ class Span:
     row_stride: int
     destination: int
     mapped: bool = False
-    tensor: str = ""
+    tensor: str | None = None
     path: str | None = None
 
     @property
     def nbytes(self) -> int:
         """The bytes that the span writes."""
         return self.rows * self.row_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} rows of {self.row_bytes} bytes, {self.row_stride} apart, out of "
+            f"{self.source.nbytes} bytes, to offset {self.destination}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +64,51 @@ class CopyPlan:
     def run(self, destination: memoryview, *, between: Callable[[], None] | None = None) -> None:
         """Check every span against its source and `destination`, then copy them all.
 
-        The GIL is released meanwhile. Now and then (every 50 ms) signals are answered and
-        `between` is called; what it raises ends the copy. Raises `SpanError` before anything is
-        written, or `PayloadError` when a source fails on the way.
+        The GIL is released. One call into C does it all, unless it takes longer than
+        `PAUSE_NANOSECONDS`: then it comes back, signals are answered, `between` is called, and it
+        goes on where it was; what either raises ends the copy. Raises `SpanError` before anything
+        is written, or `PayloadError` when a source fails on the way.
         """
-        copy_spans(list(_native_spans(self.spans)), destination, between)
+        ffi, lib = extension()
+        cursor = ffi.new("kda_cursor *")
+        # Left to the collector, a pointer into a memoryview crashes Python before 3.12.4
+        # (gh-77894): an error's traceback keeps this frame, so the pointers end with it.
+        with ExitStack() as held:
+
+            def pointer(buffer: memoryview | bytes, *, writable: bool = False) -> Any:
+                array = ffi.from_buffer("unsigned char[]", buffer, require_writable=writable)
+                return held.enter_context(array)
+
+            target = pointer(destination, writable=True)
+            table = ffi.new("kda_span[]", len(self.spans))
+            for row, span in zip(table, self.spans, strict=True):
+                try:
+                    _fill_row(row, span, pointer)
+                except OverflowError as error:
+                    raise span_error(str(error), span.tensor, span.path, str(span)) from None
+            status = lib.KDA_PAUSED
+            while status == lib.KDA_PAUSED:
+                status = lib.kda_spans_copy(
+                    table, len(table), target, destination.nbytes, PAUSE_NANOSECONDS, cursor
+                )
+                if status == lib.KDA_PAUSED and between is not None:
+                    between()
+        if status != lib.KDA_OK:
+            at = self.spans[cursor.span]
+            raise copy_error(status, cursor.error, tensor=at.tensor, path=at.path, span=str(at))
 
 
-def _native_spans(spans: Iterable[Span]) -> Iterable[NativeSpan]:
-    for span in spans:
-        source = span.source
-        common = (
-            span.rows,
-            span.row_bytes,
-            span.row_stride,
-            span.destination,
-            span.tensor,
-            span.path,
-        )
-        if isinstance(source, FileRange):
-            yield NativeSpan(
-                SpanKind.FILE, None, source.descriptor, source.offset, source.nbytes, *common
-            )
-        else:
-            kind = SpanKind.MAPPED if span.mapped else SpanKind.MEMORY
-            yield NativeSpan(kind, source, -1, 0, source.nbytes, *common)
+def _fill_row(row: Any, span: Span, pointer: Callable[[memoryview | bytes], Any]) -> None:
+    """Set a `kda_span` to `span`; raises OverflowError for a number that its field cannot hold."""
+    lib = extension()[1]
+    source = span.source
+    if isinstance(source, FileRange):
+        row.kind, row.fd, row.file_offset = lib.KDA_FILE, source.descriptor, source.offset
+    else:
+        row.kind = lib.KDA_MAPPED if span.mapped else lib.KDA_MEMORY
+        row.source = pointer(source)
+    row.source_bytes = source.nbytes
+    row.rows = span.rows
+    row.row_bytes = span.row_bytes
+    row.row_stride = span.row_stride
+    row.destination = span.destination
