@@ -43,7 +43,6 @@ _PLAIN_ENTRY: Final = re.compile(
     r'"([^"\\\x00-\x1f]*)":\{"dtype":"([A-Z0-9_]+","shape":\[[0-9,]*)\],'
     rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}},'
 )
-_PLAIN_ENTRY_FIXED_CHARS: Final = len('"":{"dtype":"],"data_offsets":[,]},')
 _PLAIN_KIND: Final = re.compile(rf'([A-Z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NUMBER})*)?)')
 
 
@@ -89,12 +88,8 @@ def _plain_columns(text: str) -> Columns | None:
     """
     head = _PLAIN_METADATA.match(text)
     entries = "" if head is None else text[head.end() : -1] + ","
-    found = _PLAIN_ENTRY.findall(entries)
-    if not found or not text.endswith("}"):
-        return None
-    names, kind_keys, begins, ends = zip(*found, strict=True)
-    chars = sum(len("".join(column)) for column in (names, kind_keys, begins, ends))
-    if chars + len(found) * _PLAIN_ENTRY_FIXED_CHARS != len(entries) or METADATA_KEY in names:
+    between, names, kind_keys, begins, ends = _columns_of_matches(_PLAIN_ENTRY.split(entries))
+    if any(between) or not names or not text.endswith("}") or METADATA_KEY in names:
         return None
     kinds: dict[str, Kind] = {}
     for key in set(kind_keys):
@@ -108,9 +103,13 @@ def _plain_columns(text: str) -> Columns | None:
         return None
     if not all(map(_is_unicode, chain(metadata, metadata.values()))):
         return None
-    return Columns(
-        metadata, names, kind_keys, kinds, tuple(map(int, begins)), tuple(map(int, ends))
-    )
+    return Columns(metadata, names, kind_keys, kinds, list(map(int, begins)), list(map(int, ends)))
+
+
+def _columns_of_matches(pieces: list[str]) -> tuple[list[str], ...]:
+    """What `_PLAIN_ENTRY.split` gave: the text between the matches, and a column for each group."""
+    step = _PLAIN_ENTRY.groups + 1
+    return tuple(pieces[first::step] for first in range(step))
 
 
 class _MetadataError(ValueError):

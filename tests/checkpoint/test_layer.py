@@ -205,12 +205,10 @@ def test_a_number_of_5000_digits_is_no_reason_to_fail(tmp_path: Path) -> None:
         assert set(checkpoint.layer(0).names()) == set(KDA_NAMES)
 
 
-def test_a_word_that_ends_in_layers_is_not_layers(tmp_path: Path) -> None:
-    others = [
-        *full("model.mtp_layers.", [0, 7], ("self_attn.q_proj.weight",)),
-        *full("model.layers_old.", [8], KDA_NAMES),
-    ]
-    with opened(tmp_path, [*others, *full("model.layers.", [0, 1])]) as checkpoint:
+@pytest.mark.parametrize("names", [KDA_NAMES, DSA_NAMES], ids=["KDA", "DSA"])
+def test_a_word_that_ends_in_layers_is_not_layers(names: tuple[str, ...], tmp_path: Path) -> None:
+    others = [*full("model.mtp_layers.", [0, 7], names), *full("model.layers_old.", [8], names)]
+    with opened(tmp_path, [*others, *full("model.layers.", [0, 1], names)]) as checkpoint:
         assert checkpoint.layer_prefix == "model.layers."
         assert checkpoint.layers() == (0, 1)
 
