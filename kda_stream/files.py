@@ -21,15 +21,16 @@ _KINDS = (
 def open_regular_file(path: str) -> FileIO:
     """The regular file `path`, open for reading; the caller closes it.
 
-    A file object rather than a descriptor: where Ctrl-C comes between the opening and its next
-    line, it is closed all the same. Raises `PathError` when the path is absent, is a link to
-    nothing, is no regular file, or may not be read; a named pipe does not block.
+    A file object made in one step: where Ctrl-C comes right behind the opening, it is closed all
+    the same. Raises `PathError` when the path is absent, is a link to nothing, is no regular file,
+    or may not be read; a named pipe is not waited for.
     """
     try:
-        file = FileIO(path, opener=_open_without_waiting)
+        _require_regular(path, os.stat(path))
+        file = FileIO(path)
+    except PathError:
+        raise
     except (OSError, ValueError) as error:
-        if os.path.exists(path):
-            _require_regular(path, os.stat(path))
         refuse_path(path, error)
     try:
         _require_regular(path, os.fstat(file.fileno()))
@@ -37,10 +38,6 @@ def open_regular_file(path: str) -> FileIO:
         file.close()
         raise
     return file
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _require_regular(path: str, status: os.stat_result) -> None:

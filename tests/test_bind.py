@@ -669,6 +669,7 @@ def test_memory_that_is_no_slot_is_refused(
         bind_kda_weights(config, 0, source, into=into)
 
 
+@pytest.mark.mlock
 @linux_only
 def test_without_into_the_memory_is_locked_where_it_may_be_and_goes_with_the_weights(
     run_python: RunPython, written: Written
@@ -1120,6 +1121,7 @@ def test_a_failed_bind_that_is_remembered_keeps_no_memory_and_no_map(
     assert maps_of(tmp_path) == []
 
 
+@pytest.mark.mlock
 @linux_only
 def test_a_failed_bind_into_no_slot_keeps_no_memory_locked(
     run_python: RunPython, written: Written

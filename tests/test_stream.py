@@ -765,6 +765,7 @@ print(json.dumps([before, during, after, closed, raised]))
 )
 
 
+@pytest.mark.mlock
 @linux_only
 @pytest.mark.parametrize("via", ["map", "read"])
 @pytest.mark.parametrize("what", SCENARIOS.values(), ids=SCENARIOS)
@@ -788,6 +789,7 @@ def test_nothing_is_left_behind_however_a_stream_ends(
     assert raised == expected.get(what)
 
 
+@pytest.mark.mlock
 @linux_only
 def test_a_stream_that_may_not_lock_leaves_nothing_behind(
     run_python: RunPython, written: Written
@@ -819,6 +821,7 @@ print(json.dumps([before == after, raised, indices, lock.locked, bool(lock.refus
     assert run_python(script, written.folder) == [True, "lock-refused", KDA_LAYERS, False, True]
 
 
+@pytest.mark.mlock
 @linux_only
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_a_stream_locks_its_slots_and_no_more(

@@ -120,6 +120,7 @@ print(json.dumps([grown, counted("VmSize") - before]))
 # --- locking --------------------------------------------------------------------------------------
 
 
+@pytest.mark.mlock
 @linux_only
 @pytest.mark.parametrize("lock", ["require", "prefer"])
 def test_the_kernel_counts_exactly_the_arena_as_locked_until_it_is_closed(
@@ -186,6 +187,7 @@ print(json.dumps({**found, "locked_now": counted("VmLck") - before, "page": PAGE
 )
 
 
+@pytest.mark.mlock
 @linux_only
 def test_require_raises_with_what_was_wanted_the_limit_and_the_remedy(
     run_python: RunPython,
@@ -204,6 +206,7 @@ def test_require_raises_with_what_was_wanted_the_limit_and_the_remedy(
     assert found["space"] < 1024**2, "the memory was not given back"
 
 
+@pytest.mark.mlock
 @linux_only
 def test_prefer_goes_on_unlocked_and_says_so(run_python: RunPython) -> None:
     found = run_python(REFUSED, "prefer")
@@ -230,6 +233,7 @@ print(json.dumps([counted("VmLck") - before, report.policy, report.locked_bytes,
     assert run_python(script) == [0, "off", 0, False, None]
 
 
+@pytest.mark.mlock
 @linux_only
 def test_a_limit_of_nothing_is_told_from_no_limit(run_python: RunPython) -> None:
     script = (
@@ -475,6 +479,7 @@ def test_debug_is_on_in_python_development_mode(
     assert run_python(script, flags=flags) is debug
 
 
+@pytest.mark.mlock
 @linux_only
 @pytest.mark.parametrize("kept", ["lease", "claim"])
 def test_closing_over_an_array_raises_but_unlocks(run_python: RunPython, kept: str) -> None:
