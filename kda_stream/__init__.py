@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         NotBuiltError,
         NotFoundError,
         PathError,
+        PathMissingError,
         PayloadError,
         ShardIndexError,
         ShardsMissingError,
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from .kda.config import KdaConfig
     from .kda.source import KdaTensorSource, RawTensor
     from .kda.tensors import DSA_MARKERS, KDA_TENSORS, TensorSpec
-    from .staging.arena import LockReport, PinnedArena, Slot
+    from .staging.arena import Lease, LockReport, PinnedArena, Slot
     from .staging.spans import CopyPlan, FileRange, Span
     from .stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
 
@@ -104,6 +105,7 @@ _HOMES = {
         "NotBuiltError",
         "NotFoundError",
         "PathError",
+        "PathMissingError",
         "PayloadError",
         "ShardIndexError",
         "ShardsMissingError",
@@ -130,6 +132,7 @@ _HOMES = {
         "TensorSpec",
     ),
     "staging.arena": (
+        "Lease",
         "LockReport",
         "PinnedArena",
         "Slot",
@@ -176,12 +179,14 @@ __all__ = [
     "KdaWeights",
     "LayerIndex",
     "LayerSource",
+    "Lease",
     "LockReport",
     "MemoryRefusedError",
     "NotBuiltError",
     "NotFoundError",
     "OpenReport",
     "PathError",
+    "PathMissingError",
     "PayloadError",
     "PinnedArena",
     "ProblemKind",

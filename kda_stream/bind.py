@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import NoneType
 from typing import Final, Literal
 
@@ -27,15 +28,22 @@ CONV_LEAVES: Final = ("q_conv1d", "k_conv1d", "v_conv1d")
 
 @dataclass(frozen=True, slots=True)
 class BoundTensor:
-    """One tensor of a bound layer: `dtype`, `shape`, and `data`, its bytes as stored, read-only.
-
-    `data` is a memoryview lent out of a slot, or of the mapped file with `copy=False`; it ends
-    when the slot or the checkpoint is given back.
-    """
+    """One tensor of a bound layer: its `dtype` and `shape`, and its bytes in `data`."""
 
     dtype: KdaDtype
     shape: tuple[int, ...]
-    data: memoryview = field(repr=False)
+    _view: Callable[[], memoryview] = field(repr=False, compare=False)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes as stored: a read-only view, lent out of the slot that the layer lies in.
+
+        Using it, or asking for it, raises ValueError once the slot was given back. What was made of
+        it before cannot be ended and must not be used after that: a slice, a numpy array, a torch
+        tensor. With `copy=False` the view is of the mapped file, lent by the checkpoint; touching
+        it after the file was cut short kills the process.
+        """
+        return self._view()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,8 @@ def bind_kda_weights(
     Every name, dtype, shape and byte count is checked before a byte of payload is touched. The
     bytes are copied unchanged into a slot of `into`, the three conv tensors joined in q, k, v
     order; with no `into`, an arena of the exact size is made, locked where the system lets it, and
-    lives as long as the weights. `copy=False` leaves all but conv in the source's memory.
+    lives as long as the weights. `copy=False` leaves all but conv in the source's memory, which for
+    a checkpoint is the mapped file: touching a page that cannot be read kills the process.
 
     `via` is how payload is brought in. "read" uses positional reads: a shard that is cut short
     meanwhile is an error, always. "map" copies from mapped pages, each window asked for before it
@@ -157,6 +166,14 @@ def bind_kda_weights(
     Example: `weights, report = bind_kda_weights(config, 0, checkpoint.layer(0))`.
     """
     require_via(via)
+    if getattr(source, "index", layer_idx) != layer_idx:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "layer_idx is not the number of the layer in source",
+            expected=layer_idx,
+            got=source,
+            hint="pass checkpoint.layer(layer_idx)",
+        )
     if not isinstance(into, (PinnedArena, Slot, NoneType)):
         raise ArgumentError(
             ErrorCode.ARGUMENT,
@@ -169,13 +186,13 @@ def bind_kda_weights(
     for file in block.files:
         file.check_unchanged()
     if not copy:
-        return _bind_views(config, block, into, between)
+        return _bind_views(config, block, into, via, between)
     places = _slot_places(config)
     with _claimed(into, kda_slot_bytes(config)) as slot:
         used = _fill(places, block, slot, via, between)
         lease = slot.lend()
     tensors = {
-        name: BoundTensor(place.dtype, place.shape, lease.view(place.begin, place.end))
+        name: BoundTensor(place.dtype, place.shape, partial(lease.view, place.begin, place.end))
         for name, place in places.items()
     }
     return KdaWeights(**tensors, lease=lease), _report(block, used, slot.arena.report)
@@ -288,6 +305,7 @@ def _bind_views(
     config: KdaConfig,
     block: CheckedBlock,
     into: PinnedArena | Slot | None,
+    via: Via,
     between: Callable[[], None] | None,
 ) -> tuple[KdaWeights, KdaBindReport]:
     """Conv joined in a slot of its own; every other tensor a view of the source's memory."""
@@ -295,16 +313,22 @@ def _bind_views(
     conv = places[CONV_FIELD]
     own = _Place(0, conv.end - conv.begin, conv.dtype, conv.shape, conv.specs)
     tensors = {
-        name: BoundTensor(place.dtype, place.shape, block.tensors[place.specs[0].name].data)
+        name: BoundTensor(
+            place.dtype, place.shape, partial(_data, block.tensors[place.specs[0].name])
+        )
         for name, place in places.items()
         if name != CONV_FIELD
     }
     with _claimed(into, own.end) as slot:
-        _fill({CONV_FIELD: own}, block, slot, "auto", between)
+        _fill({CONV_FIELD: own}, block, slot, via, between)
         lease = slot.lend()
-    tensors[CONV_FIELD] = BoundTensor(own.dtype, own.shape, lease.view(0, own.end))
+    tensors[CONV_FIELD] = BoundTensor(own.dtype, own.shape, partial(lease.view, 0, own.end))
     weights = KdaWeights(**tensors, lease=lease)
     return weights, _report(block, "view", slot.arena.report)
+
+
+def _data(tensor: RawTensor) -> memoryview:
+    return tensor.data
 
 
 def _report(

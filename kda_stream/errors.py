@@ -180,6 +180,10 @@ class PathError(KdaStreamError, OSError):
     """A path that cannot be read: absent, not a regular file, not permitted."""
 
 
+class PathMissingError(PathError, FileNotFoundError):
+    """A path under which there is nothing, or a link to nothing."""
+
+
 class HeaderError(KdaStreamError, ValueError):
     """A shard's header breaks the safetensors format, or does not fit its file."""
 

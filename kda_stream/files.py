@@ -7,7 +7,7 @@ import stat
 from io import FileIO
 from typing import NoReturn
 
-from .errors import ErrorCode, PathError
+from .errors import ErrorCode, PathError, PathMissingError
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -55,7 +55,7 @@ def _require_regular(path: str, status: os.stat_result) -> None:
 def refuse_path(path: str, error: OSError | ValueError) -> NoReturn:
     """Raise the `PathError` for a path that the system would not open or list."""
     if os.path.islink(path) and isinstance(error, FileNotFoundError):
-        raise PathError(
+        raise PathMissingError(
             ErrorCode.PATH_DANGLING_LINK,
             "it is a link to nothing",
             path=path,
@@ -64,7 +64,7 @@ def refuse_path(path: str, error: OSError | ValueError) -> NoReturn:
             hint="the download cache was cleaned or is incomplete: fetch the checkpoint again",
         ) from None
     if isinstance(error, FileNotFoundError):
-        raise PathError(
+        raise PathMissingError(
             ErrorCode.PATH_MISSING,
             "there is no such file or directory",
             path=path,

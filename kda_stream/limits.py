@@ -31,6 +31,9 @@ LOCK_PIECE_BYTES: Final = 32 * 1024**2
 PAUSE_NANOSECONDS: Final = 50_000_000
 """How long the C routine copies before it comes back so that a signal or a stop is answered."""
 
+BELL_SECONDS: Final = 0.2
+"""How long a stream waits for its thread's ring before it looks for itself: Ctrl-C may eat one."""
+
 SHOWN_CHARS_MAX: Final = 160
 """How much of a name from a file an error prints: names may be megabytes long."""
 

@@ -7,7 +7,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 from .bind import (
@@ -32,7 +34,8 @@ from .errors import (
 from .kda.check import joint_refusal
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.config import KdaConfig
-from .staging.arena import LockPolicy, LockReport, PinnedArena
+from .limits import BELL_SECONDS
+from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
 
 
 class KdaLayer:
@@ -117,11 +120,12 @@ class KdaLayerStream(Closing):
         self._via = via
         self._arena: PinnedArena | None = None
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
+        # What passes between the two threads: no lock that Ctrl-C could leave locked.
         self._staged: deque[KdaLayer] = deque()
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._began = False
         self._ended = False
-        self._stopping = threading.Event()
+        self._stopping = False
         self._failure: BaseException | None = None
         self._current: KdaLayer | None = None
         self._past: list[weakref.ref[KdaLayer]] = []
@@ -153,14 +157,14 @@ class KdaLayerStream(Closing):
     def __next__(self) -> KdaLayer:
         self._entered()
         self._give_back_current()
-        with self._changed:
-            self._changed.wait_for(lambda: self._staged or self._ended)
-            if not self._staged:
-                if self._failure is not None:
-                    failure, self._failure = self._failure, None
-                    raise failure
-                raise StopIteration
-            layer = self._staged.popleft()
+        while not self._staged and not self._ended:
+            self._wait_for_bell()
+        if not self._staged:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            raise StopIteration
+        layer = self._staged.popleft()
         self._current = layer
         self._handed_out += 1
         self._bytes += layer.report.bytes
@@ -196,13 +200,12 @@ class KdaLayerStream(Closing):
     def _close(self) -> None:
         if self._arena is None:
             return
-        with self._changed:
-            self._stopping.set()
+        self._stopping = True
         self._arena.wake()
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or not self._began)
+        while self._began and not self._ended:
+            self._wait_for_bell()
         if self._thread is not None and self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(BELL_SECONDS)
         self._staged.clear()
         self._current = None
         self._arena.close()
@@ -214,7 +217,7 @@ class KdaLayerStream(Closing):
             self._refuse_misuse(
                 "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
             )
-        if self._stopping.is_set() and not also_closed:
+        if self._stopping and not also_closed:
             self._refuse_misuse("the stream is closed", "make another one for a second pass")
         return self._arena
 
@@ -237,34 +240,35 @@ class KdaLayerStream(Closing):
         self._refuse_misuse(
             f"layers are being collected, but the stream has {self._slots} slots and each step "
             "overwrites the last layer",
-            "use a for loop and copy what is needed, or hold() each layer with enough slots",
+            "use a for loop and copy what is needed, or hold() the layers, with a slot for each",
         )
 
     def _refuse_misuse(self, what: str, hint: str) -> NoReturn:
         path = self._checkpoint.path
         raise StreamError(ErrorCode.STREAM_MISUSE, what, path=path, hint=hint)
 
+    def _wait_for_bell(self) -> None:
+        """Wait until the thread has done something, at most `BELL_SECONDS`."""
+        with suppress(Empty):
+            self._bell.get(timeout=BELL_SECONDS)
+
     # the thread's side
 
     def _stage_all(self) -> None:
-        with self._changed:
-            if self._stopping.is_set():  # closed before it began: nobody waits for this thread
-                return
-            self._began = True
+        self._began = True
         try:
             for index in self.layers:
                 if not self._stage(index):
                     break
         except BaseException as error:  # handed to the consumer, who raises it
-            self._failure = None if self._stopping.is_set() else error
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+            self._failure = None if self._is_stopping() else error
+        self._ended = True
+        self._bell.put(None)
 
     def _stage(self, index: LayerIndex) -> bool:
         """Fill one slot with one layer; False when the stream is being closed."""
         assert self._arena is not None
-        slot = self._arena.wait_for_slot(self._stopping.is_set)
+        slot = self._arena.wait_for_slot(self._is_stopping)
         if slot is None:
             return False
         source = self._checkpoint.layer(index)
@@ -273,13 +277,15 @@ class KdaLayerStream(Closing):
                 self._config, index, source, into=slot, via=self._via, between=self._stop_if_closing
             )
         )
-        with self._changed:
-            self._staged.append(layer)
-            self._changed.notify_all()
+        self._staged.append(layer)
+        self._bell.put(None)
         return True
 
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
     def _stop_if_closing(self) -> None:
-        if self._stopping.is_set():
+        if self._is_stopping():
             raise StreamError(ErrorCode.STREAM_STOPPED, "the stream was closed")
 
 
@@ -311,6 +317,7 @@ def stream_kda_layers(
     """
     require_via(via)
     geometry = config_of(checkpoint) if config is None else config
+    require_arena_arguments(kda_slot_bytes(geometry), slots, lock)
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
     refusals: list[BindError] = []
     for index in chosen:

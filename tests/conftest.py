@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support.checkpoints import MEDIUM, UNEVEN, Written, write_checkpoint
 
-from kda_stream import Checkpoint, KdaConfig, open_checkpoint
+from kda_stream import Checkpoint, KdaConfig, NotBuiltError, open_checkpoint
+from kda_stream.staging.native import extension
 
 RunPython = Callable[..., Any]
 
@@ -100,3 +101,11 @@ def interrupt_python(tmp_path: Path) -> RunPython:
         return {**found, "delay": found["caught"] - sent}
 
     return run
+
+
+def pytest_sessionstart() -> None:
+    """Stop at once, with the library's own sentence, where it was not compiled."""
+    try:
+        extension()
+    except NotBuiltError as error:
+        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)

@@ -661,6 +661,30 @@ def test_a_closed_arena_is_refused(config: KdaConfig, source: DictSource) -> Non
             bind_kda_weights(config, 0, source, into=into)
 
 
+class NotRaw:
+    """A source that hands out bare bytes."""
+
+    def names(self) -> list[str]:
+        return ["self_attn.A_log"]
+
+    def get(self, name: str) -> bytes:
+        return bytes(len(name))
+
+
+@pytest.mark.parametrize("wrong", [{"self_attn.A_log": b""}, NotRaw(), None], ids=type)
+def test_what_is_no_source_is_refused_with_a_sentence(config: KdaConfig, wrong: Any) -> None:
+    with pytest.raises(ArgumentError, match="source"):
+        bind_kda_weights(config, 0, wrong)
+
+
+def test_a_layer_under_another_number_is_refused(config: KdaConfig, written: Written) -> None:
+    with (
+        open_checkpoint(written.folder) as checkpoint,
+        pytest.raises(ArgumentError, match="layer_idx"),
+    ):
+        bind_kda_weights(config, 1, checkpoint.layer(0))
+
+
 @pytest.mark.parametrize("into", [bytearray(10_000), np.zeros(10_000, np.uint8), 3], ids=type)
 def test_memory_that_is_no_slot_is_refused(
     config: KdaConfig, source: DictSource, into: Any
@@ -826,7 +850,10 @@ def test_without_a_copy_every_check_is_made_all_the_same(
 def test_views_end_when_the_checkpoint_is_closed(config: KdaConfig, written: Written) -> None:
     with open_checkpoint(written.folder) as checkpoint:
         weights, _ = bind_kda_weights(config, 0, checkpoint.layer(0), copy=False)
+        data = weights.q_proj.data
     with pytest.raises(ValueError, match="released"):
+        bytes(data)
+    with pytest.raises(ClosedError):
         bytes(weights.q_proj.data)
     assert bytes(weights.conv.data) == written.expected(0)["conv"]
 

@@ -27,7 +27,7 @@ IMPORT_MICROSECONDS_MAX = 10_000
 ORDER = (
     ("limits",),
     ("errors",),
-    ("jsontext", "dtypes", "files", "closing"),
+    ("jsontext", "dtypes", "files", "foreign", "closing"),
     ("kda", "staging"),
     ("checkpoint",),
     ("bind",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -340,6 +341,7 @@ def _checked_places(
 
 
 def _refuse_lost(places: Mapping[str, str], shards: Mapping[str, Shard], path: str) -> None:
+    listed_in = Counter(places.values())
     lost: dict[str, list[str]] = {}
     for name, file in places.items():
         if name not in shards[file].header:
@@ -351,7 +353,7 @@ def _refuse_lost(places: Mapping[str, str], shards: Mapping[str, Shard], path: s
             "the index places tensors in a shard that does not hold them",
             path=shards[file].path,
             tensor=lost[file][0],
-            expected=f"{list(places.values()).count(file)} tensors of the index",
+            expected=f"{listed_in[file]} tensors of the index",
             got=f"{len(lost[file])} missing: {listed(lost[file])}",
             hint="the index and the shards are of different saves: fetch both again",
         )

@@ -16,9 +16,9 @@ from operator import sub
 
 from ..dtypes import DTYPE_BITS
 from ..errors import ErrorCode, HeaderError, shown
+from ..foreign import LENGTH_BYTES
 from ..jsontext import first_repeated
 from ..limits import HEADER_BYTES_MAX, INTEGER_MAX
-from .foreign import LENGTH_BYTES
 from .header_text import Columns, Kind, duplicate_name, entry_error, read_columns
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ErrorCode, ShardIndexError, shown
+from ..foreign import foreign_kind
 from ..jsontext import DuplicateKeyError, parse_json
+from ..limits import SNIFF_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,14 @@ def parse_index(text: bytes, *, path: object = None) -> Index:
             hint="readers disagree on which counts: write the index again",
         ) from None
     except (ValueError, RecursionError) as error:
+        seen = foreign_kind(text[:SNIFF_BYTES], json_expected=True)
+        got, hint = seen or (str(error), "the file is damaged or no index: fetch it again")
         raise ShardIndexError(
             ErrorCode.INDEX_NOT_JSON,
             "the index is not valid JSON",
             path=path,
-            got=str(error),
-            hint="the file is damaged or no index: fetch it again",
+            got=got,
+            hint=hint,
         ) from None
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

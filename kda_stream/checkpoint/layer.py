@@ -29,9 +29,6 @@ class LayerIndex(int):
         index.is_mtp = is_mtp
         return index
 
-    def __getnewargs_ex__(self) -> tuple[tuple[int], dict[str, bool]]:
-        return (int(self),), {"is_mtp": self.is_mtp}
-
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:

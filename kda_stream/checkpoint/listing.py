@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,7 @@ from .index import Index, parse_index
 
 SHARD_SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
+_OF_SEVERAL: Final = re.compile(r"-of-0*(?!1\.)[1-9][0-9]*\.safetensors$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,13 @@ def _list_directory(path: str) -> CheckpointFiles:
             got=listed(indexes),
             hint="pass the path of the index to load",
         )
-    if len(shards) == 1:
+    if len(shards) == 1 and not _OF_SEVERAL.search(shards[0]):
         return CheckpointFiles(path, None, None, (shards[0],), ())
     if shards:
+        count = f"{len(shards)} shards" if len(shards) > 1 else "one shard of several"
         raise CheckpointError(
             ErrorCode.CHECKPOINT_NO_INDEX,
-            f"the directory holds {len(shards)} shards and no index",
+            f"the directory holds {count} and no index",
             path=path,
             expected="a model.safetensors.index.json",
             got=listed(shards),

@@ -6,14 +6,27 @@ import os
 import threading
 from dataclasses import dataclass
 from io import FileIO
+from typing import Final
 
-from ..errors import ClosedError, ErrorCode, HeaderError, PayloadError
+from ..errors import ClosedError, ErrorCode, HeaderError, PathError, PayloadError
 from ..files import open_regular_file, read_range, refuse_path
+from ..foreign import LENGTH_BYTES, foreign_kind
 from ..kda.source import Place, RawTensor
 from ..limits import HEADER_BYTES_MAX, SNIFF_BYTES
 from ..staging.pages import LentMemory, Mapping, map_file
-from .foreign import LENGTH_BYTES, named_if_foreign
 from .header import Header, header_length, parse_header
+
+# Only a file that fails one of these can be something else: the length field of a shard may by
+# chance begin like a gzip file.
+_FIRST_CHECKS: Final = frozenset(
+    {
+        ErrorCode.HEADER_FILE_TOO_SHORT,
+        ErrorCode.HEADER_LENGTH_OVER_FILE,
+        ErrorCode.HEADER_LENGTH_OVER_CAP,
+        ErrorCode.HEADER_NOT_UTF8,
+        ErrorCode.HEADER_START,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +106,12 @@ class Shard:
     def open(self) -> FileIO:
         """The unchanged file, open for reading; the caller closes it.
 
-        Raises `PayloadError` when the file has changed, `PathError` when it cannot be opened.
+        Raises `PayloadError` when the file has changed or is gone.
         """
-        file = open_regular_file(self._path)
+        try:
+            file = open_regular_file(self._path)
+        except PathError as error:
+            raise self._gone(error) from None
         try:
             self._require_identity(os.fstat(file.fileno()))
         except PayloadError:
@@ -108,7 +124,7 @@ class Shard:
         try:
             status = os.stat(self._path)
         except OSError as error:
-            refuse_path(self._path, error)
+            raise self._gone(error) from None
         self._require_identity(status)
 
     def close(self) -> bool:
@@ -122,6 +138,15 @@ class Shard:
             if self._lent is not None:
                 self._lent.end()
             return mapping is None or mapping.close()
+
+    def _gone(self, error: OSError) -> PayloadError:
+        return PayloadError(
+            ErrorCode.FILE_CHANGED,
+            "the shard can no longer be opened, and could when its header was checked",
+            path=self._path,
+            got=error.what if isinstance(error, PathError) else error.strerror,
+            hint="it was moved or deleted: open the checkpoint again",
+        )
 
     def _require_identity(self, status: os.stat_result) -> None:
         now = FileIdentity.of(status)
@@ -153,10 +178,20 @@ def open_shard(path: str, *, header_bytes_max: int = HEADER_BYTES_MAX) -> Shard:
             text = read_range(file, LENGTH_BYTES, LENGTH_BYTES + length)
             header = parse_header(text, size, path=path)
         except HeaderError as error:
-            raise named_if_foreign(error, start) from None
+            raise _named_if_foreign(error, start) from None
         except OSError as error:
             refuse_path(path, error)
     return Shard(path, identity, header)
+
+
+def _named_if_foreign(error: HeaderError, start: bytes) -> HeaderError:
+    """`error`, or one that says what the file is when its first bytes betray another kind."""
+    foreign = foreign_kind(start) if error.code in _FIRST_CHECKS else None
+    if foreign is None:
+        return error
+    kind, hint = foreign
+    what = f"not a safetensors file: it looks like {kind}"
+    return HeaderError(ErrorCode.HEADER_FOREIGN_FILE, what, path=error.path, hint=hint)
 
 
 def _shown_identity(identity: FileIdentity) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..errors import BindError, ErrorCode, listed, shown
+from ..errors import ArgumentError, BindError, ErrorCode, listed, shown
 from .classify import AttnBlockKind, classify_attn_block
 from .config import KdaConfig
 from .source import KdaTensorSource, PayloadFile, RawTensor
@@ -101,11 +101,12 @@ def check_kda_block(config: KdaConfig, layer_idx: int, source: KdaTensorSource) 
 
     Raises `BindError` with every problem there is.
     """
+    _require_source(source)
     names = source.names()
     attention = [name for name in names if name.startswith(ATTENTION_PREFIX)]
     specs = {spec.name: spec for spec in KDA_TENSORS}
     seen = set(attention)
-    tensors = {name: source.get(name) for name in specs if name in seen}
+    tensors = {name: _got(source, name) for name in specs if name in seen}
     problems = [
         problem
         for spec in KDA_TENSORS
@@ -113,7 +114,7 @@ def check_kda_block(config: KdaConfig, layer_idx: int, source: KdaTensorSource) 
     ]
     unknown = tuple(sorted(seen.difference(specs)))
     problems += [
-        _stored(layer_idx, name, ProblemKind.UNKNOWN, source.get(name)) for name in unknown
+        _stored(layer_idx, name, ProblemKind.UNKNOWN, _got(source, name)) for name in unknown
     ]
     repeated = sorted(name for name in seen if attention.count(name) > 1)
     problems += [BindProblem(layer_idx, name, ProblemKind.REPEATED) for name in repeated]
@@ -121,6 +122,31 @@ def check_kda_block(config: KdaConfig, layer_idx: int, source: KdaTensorSource) 
         raise _refusal(layer_idx, names, tensors, problems)
     found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     return CheckedBlock(layer_idx, found, len(attention), len(names) - len(attention))
+
+
+def _require_source(source: object) -> None:
+    if not callable(getattr(source, "names", None)) or not callable(getattr(source, "get", None)):
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "the source is no KdaTensorSource",
+            expected="an object with names() and get(name)",
+            got=type(source).__name__,
+            hint="pass checkpoint.layer(i), or put the dict behind these two methods",
+        )
+
+
+def _got(source: KdaTensorSource, name: str) -> RawTensor | None:
+    tensor: object = source.get(name)
+    if tensor is None or isinstance(tensor, RawTensor):
+        return tensor
+    raise ArgumentError(
+        ErrorCode.ARGUMENT,
+        "the source gives something else than a RawTensor",
+        tensor=name,
+        expected="RawTensor(dtype, shape, data) or None",
+        got=type(tensor).__name__,
+        hint="wrap the bytes: RawTensor('BF16', shape, data)",
+    )
 
 
 def _problem(
@@ -188,9 +214,13 @@ def joint_refusal(errors: Sequence[BindError], layers: int, path: str) -> BindEr
     numbers: dict[str, list[str]] = {}
     for problem in problems:
         numbers.setdefault(problem.fault, []).append(str(problem.layer_idx))
-    faults = [f"{fault} in layers {listed(which)}" for fault, which in numbers.items()]
+    faults = [f"{fault} in {_layer_list(which)}" for fault, which in numbers.items()]
     what = f"{len(errors)} of {layers} layers are refused: {'; '.join(faults)}"
     return _bind_error(what, path, problems)
+
+
+def _layer_list(numbers: Sequence[str]) -> str:
+    return f"layer{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
 def _bind_error(what: str, path: str | None, problems: list[BindProblem]) -> BindError:

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from ..errors import ConfigError, ErrorCode
 from ..files import read_small_file
+from ..foreign import foreign_kind
 from ..jsontext import parse_json
-from ..limits import CONFIG_BYTES_MAX, INTEGER_MAX
+from ..limits import CONFIG_BYTES_MAX, INTEGER_MAX, SNIFF_BYTES
 
 TEXT_CONFIG: Final = "text_config"
 
@@ -75,12 +76,14 @@ def read_config(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         document = parse_json(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
+        seen = foreign_kind(text[:SNIFF_BYTES], json_expected=True)
+        got, hint = seen or (str(error), "fetch the checkpoint's config.json again")
         raise ConfigError(
             ErrorCode.CONFIG_NOT_JSON,
             "the config is not valid JSON",
             path=path,
-            got=str(error),
-            hint="fetch the checkpoint's config.json again",
+            got=got,
+            hint=hint,
         ) from None
     if not isinstance(document, dict):
         raise ConfigError(
@@ -155,6 +158,6 @@ def _checked_count(value: Any, name: str, path: object) -> int:
             path=path,
             expected="a positive integer",
             got=repr(value),
-            hint="fetch the checkpoint's config.json again",
+            hint=None if path is None else "fetch the checkpoint's config.json again",
         )
     return value

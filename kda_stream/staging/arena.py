@@ -86,7 +86,7 @@ class Slot:
 
     def claim(self) -> Slot:
         """Take the slot for writing; raises `SlotError` when it is not free."""
-        with self.arena._changed:
+        with self.arena._lock:
             self.arena._require_open()
             if self.state is not SlotState.FREE:
                 raise self._not(SlotState.FREE, "release the weights that lie in it first")
@@ -95,7 +95,7 @@ class Slot:
 
     def memory(self) -> memoryview:
         """The slot's bytes, writable until it is lent; raises `SlotError` if it is not claimed."""
-        with self.arena._changed:
+        with self.arena._lock:
             if self._filling is None:
                 raise self._not(SlotState.FILLING, "claim it first")
             return self._filling.view(0, self.nbytes)
@@ -106,7 +106,7 @@ class Slot:
         The writable memory ends. Raises `SlotError` when the slot is not claimed, `InUseError`
         when an array that was made of the writable memory is still there.
         """
-        with self.arena._changed:
+        with self.arena._lock:
             if self._filling is None:
                 raise self._not(SlotState.FILLING, "claim and fill it first")
             writers = [*self._writers, self._filling]
@@ -124,7 +124,7 @@ class Slot:
 
     def abandon(self) -> None:
         """Free a claimed slot unlent, as after a load that failed; no effect on any other."""
-        with self.arena._changed:
+        with self.arena._lock:
             if self._filling is not None:
                 if not self._filling.end():
                     self._writers.append(self._filling)
@@ -173,13 +173,13 @@ class Lease:
         array makes this raise `InUseError`, and the slot stays lent until it is gone.
         """
         slot = self.slot
-        with slot.arena._changed:
+        with slot.arena._lock:
             if self._released:
                 return
             if not self._memory.end() and slot.arena.debug:
                 raise InUseError(
                     ErrorCode.MEMORY_IN_USE,
-                    f"an array still points into slot {slot.number}",
+                    f"an array or a slice still points into slot {slot.number}",
                     expected="none when the slot is given back",
                     hint="copy what is needed longer, or hold the layer until it is not",
                 )
@@ -215,10 +215,13 @@ class PinnedArena(Closing):
         lock: LockPolicy = "prefer",
         debug: bool | None = None,
     ) -> None:
-        _check_arguments(slot_bytes, slots, lock)
+        require_arena_arguments(slot_bytes, slots, lock)
         self.debug = sys.flags.dev_mode if debug is None else debug
         stride = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
-        self._changed = threading.Condition(threading.RLock())
+        # Entered by its own `with`, never by the condition's: that one is written in Python, and
+        # Ctrl-C in it would leave the lock locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._closed = False
         self._unlocked = False
         self._gone = False
@@ -237,7 +240,7 @@ class PinnedArena(Closing):
 
     def claim(self) -> Slot:
         """Take a free slot for writing; raises `SlotError` when none is free."""
-        with self._changed:
+        with self._lock:
             self._require_open()
             slot = self._free_slot()
             if slot is None:
@@ -252,7 +255,7 @@ class PinnedArena(Closing):
 
     def wait_for_slot(self, stopped: Callable[[], bool]) -> Slot | None:
         """A free slot, once there is one; None as soon as `stopped()`, asked after each `wake`."""
-        with self._changed:
+        with self._lock:
             while not stopped():
                 self._require_open()
                 slot = self._free_slot()
@@ -263,7 +266,7 @@ class PinnedArena(Closing):
 
     def wake(self) -> None:
         """Let every `wait_for_slot` look at its `stopped` again."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -275,7 +278,7 @@ class PinnedArena(Closing):
         finish_first(self._close)
 
     def _close(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._gone:
                 return
             if any(slot.state is SlotState.FILLING for slot in self.slots):
@@ -297,9 +300,9 @@ class PinnedArena(Closing):
             if not gone:
                 raise InUseError(
                     ErrorCode.MEMORY_IN_USE,
-                    "arrays still point into the arena",
-                    expected="none when it is closed",
-                    hint="drop the arrays, or copy them, before the arena is closed",
+                    "an array or a slice of the weights still points into the slots",
+                    expected="none when they are given back",
+                    hint="del it before, as at the end of the loop's body, or copy it",
                 )
 
     def _free_slot(self) -> Slot | None:
@@ -317,12 +320,13 @@ class PinnedArena(Closing):
         return f"PinnedArena({len(self.slots)} slots of {self.slots[0].nbytes} bytes, {locked})"
 
 
-def _check_arguments(slot_bytes: int, slots: int, lock: str) -> None:
-    if slot_bytes < 1:
+def require_arena_arguments(slot_bytes: int, slots: int, lock: str) -> None:
+    """Raise `ArgumentError` when no arena can be made of these."""
+    if type(slot_bytes) is not int or slot_bytes < 1:
         raise ArgumentError(
             ErrorCode.ARGUMENT, "slot_bytes is too small", expected="at least 1", got=slot_bytes
         )
-    if not 1 <= slots <= SLOTS_MAX:
+    if type(slots) is not int or not 1 <= slots <= SLOTS_MAX:
         raise ArgumentError(
             ErrorCode.ARGUMENT, "slots is out of range", expected=f"1 to {SLOTS_MAX}", got=slots
         )

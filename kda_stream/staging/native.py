@@ -51,8 +51,9 @@ def extension() -> tuple[Any, Any]:
     except ImportError as error:
         raise NotBuiltError(
             ErrorCode.NOT_BUILT,
-            "the compiled part kda_stream._native cannot be imported",
+            "the compiled part of the library is missing",
             path=os.path.dirname(os.path.dirname(__file__)),
+            expected="the module kda_stream._native",
             got=str(error),
             hint="install the package (pip install .) and start Python outside its source tree, "
             "or install it in place (pip install -e .); both need a C compiler",

@@ -16,6 +16,11 @@ from .native import extension
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
+# View object -> the anonymous pages under it, for as long as the object lives, released or not:
+# torch.frombuffer keeps the object and no buffer of it, and would read pages that are gone. A
+# file's map is not kept so: closing it promises that it goes.
+_PAGES_UNDER: Final[dict[int, tuple[weakref.ref[memoryview], Any]]] = {}
+
 
 class LentMemory:
     """Some bytes of a `Mapping` in somebody's hands: views that end together. Safe in threads.
@@ -23,12 +28,20 @@ class LentMemory:
     It keeps the pages alive, and so does everything that was made of its views.
     """
 
-    def __init__(self, buffer: Any, begin: int, end: int, *, writable: bool) -> None:
-        """Lend the bytes [begin, end) of `buffer`, which nobody else may hold."""
+    def __init__(
+        self, pages: Any, nbytes: int, begin: int, end: int, *, writable: bool, kept: bool
+    ) -> None:
+        """Lend the bytes [begin, end) of the `nbytes` bytes that the pointer `pages` owns.
+
+        `kept` keeps the pages for as long as any object made by `view` lives.
+        """
+        buffer = extension()[0].buffer(pages, nbytes)
+        self._pages = pages
+        self._kept = kept
         memory = memoryview(buffer)[begin:end]
         self._memory: memoryview | None = memory if writable else memory.toreadonly()
         self._buffer_alive = weakref.ref(buffer)
-        self._views: dict[int, weakref.ref[memoryview]] = {}
+        self._views: list[weakref.ref[memoryview]] = []
         self._lock = threading.Lock()
 
     def view(self, begin: int, end: int) -> memoryview:
@@ -40,7 +53,7 @@ class LentMemory:
             if self._memory is None:
                 raise ClosedError(
                     ErrorCode.MEMORY_GIVEN_BACK,
-                    "the memory was given back",
+                    "the memory was released",
                     hint="use it before, or copy what is needed longer",
                 )
             if not 0 <= begin <= end <= len(self._memory):
@@ -51,9 +64,11 @@ class LentMemory:
                     got=f"[{begin}, {end})",
                 )
             view = self._memory[begin:end]
-            key = id(view)
-            # The callback has no line of Python, in which a KeyboardInterrupt would be lost.
-            self._views[key] = weakref.ref(view, partial(self._views.pop, key))
+            # No line of Python in the callback: a KeyboardInterrupt would be lost in it.
+            alive = weakref.ref(view, partial(_PAGES_UNDER.pop, id(view)) if self._kept else None)
+            if self._kept:
+                _PAGES_UNDER[id(view)] = (alive, self._pages)
+            self._views = [*filter(_is_alive, self._views), alive]
             return view
 
     def end(self) -> bool:
@@ -63,20 +78,28 @@ class LentMemory:
         view lives, or a copy is running.
         """
         with self._lock:
-            for alive in list(self._views.values()):
-                view = alive()
-                if view is not None:
-                    _release(view)
+            for alive in self._views:
+                _release(alive())
             if self._memory is not None:
                 self._memory.release()
                 self._memory = None
-            view = None
-        return self._buffer_alive() is None
+            self._pages = None
+        return not self.in_use
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anything holds a buffer of these bytes; until `end`, this object does."""
+        return self._buffer_alive() is not None
 
 
-def _release(view: memoryview) -> None:
+def _is_alive(view: weakref.ref[memoryview]) -> bool:
+    return view() is not None
+
+
+def _release(view: memoryview | None) -> None:
     try:
-        view.release()
+        if view is not None:
+            view.release()
     except BufferError:  # something was made of it; whoever ends the memory is told
         return
 
@@ -84,26 +107,28 @@ def _release(view: memoryview) -> None:
 class Mapping:
     """Pages of this process, which go when nobody points into them any more."""
 
-    def __init__(self, pointer: Any, nbytes: int) -> None:
-        """Own the map of `nbytes` bytes at `pointer`."""
+    def __init__(self, pointer: Any, nbytes: int, *, kept: bool) -> None:
+        """Own the map of `nbytes` bytes at `pointer`; for `kept` see `LentMemory`."""
         ffi, lib = extension()
         self.nbytes = nbytes
+        self._kept = kept
         unmap = partial(lib.kda_unmap, nbytes)
         self._owner: Any = ffi.gc(ffi.cast("unsigned char *", pointer), unmap)
-        self._alive = weakref.ref(self._owner)
+        self._lent: list[LentMemory] = []
 
     def lend(self, begin: int, end: int, *, writable: bool = False) -> LentMemory:
         """The bytes [begin, end), to be given back with `LentMemory.end`."""
-        buffer = extension()[0].buffer(self._owner, self.nbytes)
-        return LentMemory(buffer, begin, end, writable=writable)
+        lent = LentMemory(self._owner, self.nbytes, begin, end, writable=writable, kept=self._kept)
+        self._lent = [*(other for other in self._lent if other.in_use), lent]
+        return lent
 
     def close(self) -> bool:
         """Let the pages go; again: no effect.
 
-        Whether they are gone: not before everything lent of them has ended.
+        Whether nothing uses them any more. They go with the last thing that does.
         """
         self._owner = None
-        return self._alive() is None
+        return not any(lent.in_use for lent in self._lent)
 
     def lock(self) -> int:
         """Lock the pages into memory, all or none; 0, or the errno of the refusal.
@@ -148,7 +173,7 @@ def map_file(descriptor: int, file_bytes: int, path: str) -> Mapping:
             got=os.strerror(ffi.errno),
             hint='raise the limit on address space (ulimit -v), or pass via="read"',
         )
-    return Mapping(pointer, file_bytes)
+    return Mapping(pointer, file_bytes, kept=False)
 
 
 def map_anonymous(nbytes: int) -> Mapping:
@@ -171,7 +196,7 @@ def map_anonymous(nbytes: int) -> Mapping:
             got=refusal,
             hint="use fewer slots, or raise the limit on memory",
         )
-    return Mapping(pointer, rounded)
+    return Mapping(pointer, rounded, kept=True)
 
 
 def lock_refusal(number: int) -> str:

@@ -235,6 +235,19 @@ def test_of_many_missing_shards_the_error_holds_all_and_prints_some(tmp_path: Pa
     assert len(str(error)) < 4000
 
 
+@pytest.mark.parametrize("name", ["model-00001-of-00062.safetensors", "m-7-of-10.safetensors"])
+def test_one_shard_of_several_and_no_index_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x02" + bytes(7) + b"{}")
+    error = refusal(tmp_path, CheckpointError, Code.CHECKPOINT_NO_INDEX)
+    assert "one shard of several" in str(error)
+    open_checkpoint(tmp_path / name).close()
+
+
+def test_one_shard_of_one_opens_without_an_index(tmp_path: Path) -> None:
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    open_checkpoint(tmp_path).close()
+
+
 def test_several_shards_and_no_index_are_refused(folder: Path) -> None:
     (folder / INDEX_NAME).unlink()
     error = refusal(folder, CheckpointError, Code.CHECKPOINT_NO_INDEX)

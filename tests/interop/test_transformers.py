@@ -8,6 +8,8 @@ config and its own attention output are the answers that a bind is compared with
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -477,3 +479,35 @@ def test_the_models_logits_come_back_once_its_overwritten_kda_weights_are_put_ba
         after = model(input_ids=tokens).logits
     assert not torch.equal(overwritten, expected)
     assert torch.equal(after, expected)
+
+
+def test_a_tensor_that_torch_made_of_a_slot_outlives_the_slot_without_a_crash(
+    tmp_path: Path,
+) -> None:
+    """torch.frombuffer keeps the view and no buffer of it: the pages must not go under it."""
+    script = """
+import gc, sys, warnings
+import torch
+from kda_stream import KdaConfig, bind_kda_weights, open_checkpoint
+from kda_stream.testing import write_checkpoint
+
+warnings.simplefilter("ignore")
+write_checkpoint(sys.argv[1])
+config = KdaConfig.from_json(sys.argv[1] + "/config.json")
+with open_checkpoint(sys.argv[1]) as checkpoint:
+    weights, _ = bind_kda_weights(config, 0, checkpoint.layer(0))
+tensor = torch.frombuffer(weights.q_proj.data, dtype=torch.uint8)
+before = tensor.sum()
+weights.release()
+del weights
+gc.collect()
+assert tensor.sum() == before
+print("alive")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "checkpoint")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
