@@ -14,9 +14,11 @@ PROGRAM: Final = "kda-stream"
 EXITS: Final = """\
 exit status:
   0    done; verify: no problem
-  1    a finding: a problem that verify found, a layer or a config that stream refuses
+  1    a finding: verify: any problem in the files, a broken or missing shard too;
+       stream: a layer or a config that it refuses
   2    wrong usage: an unknown option, a layer that the checkpoint lacks
-  3    cannot read: no such path, a broken header or index, failing payload, refused memory
+  3    cannot read: no such path, no permission; inspect and stream: a broken or missing
+       shard or index, failing payload, refused memory
   130  interrupted
   141  the reader of the output went away
 """
