@@ -154,8 +154,8 @@ def bind_kda_weights(
 
     `via` is how payload is brought in. "read" uses positional reads: a shard that is cut short
     meanwhile is an error, always. "map" copies from mapped pages, each window asked for before it
-    is copied: a shard that is cut short is an error too, unless it happens in the microseconds
-    between the two, when the system kills the process; it needs Linux 5.14. "auto" is "read".
+    is copied: a shard that was cut short is an error too, but one that is cut while a copy runs
+    may kill the process. It needs Linux 5.14. "auto" is "read".
     `between` is called now and then during the copy; what it raises ends it.
 
     Returns the weights, lent until they are released (see `KdaWeights.release`), and the report.
@@ -190,12 +190,12 @@ def bind_kda_weights(
     places = _slot_places(config)
     with _claimed(into, kda_slot_bytes(config)) as slot:
         used = _fill(places, block, slot, via, between)
-        lease = slot.lend()
+        lease = slot.lend(closes_arena=into is None)
     tensors = {
         name: BoundTensor(place.dtype, place.shape, partial(lease.view, place.begin, place.end))
         for name, place in places.items()
     }
-    return KdaWeights(**tensors, lease=lease), _report(block, used, slot.arena.report)
+    return KdaWeights(**tensors, lease=lease), _report(block, used, slot.report)
 
 
 def require_via(via: str) -> None:
@@ -235,7 +235,8 @@ def _slot_places(config: KdaConfig) -> dict[str, _Place]:
 @contextmanager
 def _claimed(into: PinnedArena | Slot | None, nbytes: int) -> Iterator[Slot]:
     """A slot to fill, of an arena of its own without `into`; given back if the body fails."""
-    slot = (PinnedArena(nbytes) if into is None else into).claim()
+    memory = PinnedArena(nbytes) if into is None else into
+    slot = memory.claim()
     try:
         if slot.nbytes < nbytes:
             raise SlotError(
@@ -248,8 +249,8 @@ def _claimed(into: PinnedArena | Slot | None, nbytes: int) -> Iterator[Slot]:
         yield slot
     except BaseException:
         slot.abandon()
-        if into is None:
-            slot.arena.close()
+        if into is None and isinstance(memory, PinnedArena):
+            memory.close()
         raise
 
 
@@ -264,9 +265,9 @@ def _fill(
     files = block.files
     used = "memory" if not files else "read" if via == "auto" else via
     with ExitStack() as opened:
-        descriptors: dict[str, int] = {}
+        descriptors: dict[int, int] = {}
         for file in files if used == "read" else ():
-            descriptors[file.path] = opened.enter_context(file.open()).fileno()
+            descriptors[id(file)] = opened.enter_context(file.open()).fileno()
         spans = []
         for place in places.values():
             at = place.begin
@@ -291,11 +292,11 @@ def _drop_mapped_pages(block: CheckedBlock) -> None:
             tensor.place.file.drop(tensor.place.begin, tensor.place.end)
 
 
-def _span(name: str, tensor: RawTensor, destination: int, descriptors: Mapping[str, int]) -> Span:
+def _span(name: str, tensor: RawTensor, destination: int, descriptors: Mapping[int, int]) -> Span:
     nbytes, place = tensor.nbytes, tensor.place
     path = None if place is None else place.file.path
-    if place is not None and place.file.path in descriptors:
-        source = FileRange(descriptors[place.file.path], place.begin, nbytes)
+    if place is not None and id(place.file) in descriptors:
+        source = FileRange(descriptors[id(place.file)], place.begin, nbytes)
         return Span(source, 1, nbytes, nbytes, destination, tensor=name, path=path)
     mapped = place is not None
     return Span(tensor.data, 1, nbytes, nbytes, destination, mapped, tensor=name, path=path)
@@ -321,10 +322,10 @@ def _bind_views(
     }
     with _claimed(into, own.end) as slot:
         _fill({CONV_FIELD: own}, block, slot, via, between)
-        lease = slot.lend()
+        lease = slot.lend(closes_arena=into is None)
     tensors[CONV_FIELD] = BoundTensor(own.dtype, own.shape, partial(lease.view, 0, own.end))
     weights = KdaWeights(**tensors, lease=lease)
-    return weights, _report(block, "view", slot.arena.report)
+    return weights, _report(block, "view", slot.report)
 
 
 def _data(tensor: RawTensor) -> memoryview:

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 
-from .errors import InUseError
+from .errors import InUseError, KdaStreamError
+from .limits import ATTEMPTS_MAX
 
 
 class Closing(ABC):
@@ -30,15 +31,18 @@ class Closing(ABC):
 
 
 def finish_first(step: Callable[[], None]) -> None:
-    """Run `step` to its end; a KeyboardInterrupt that cuts it short is raised after that.
+    """Run `step` to its end; what a signal handler raises in between is raised after that.
 
-    `step` is run anew then, so what it has done already must have no effect the second time.
+    `step` is run anew then, so what it has done already must have no effect the second time. An
+    error of the library is the step's own, and ends it; but for an interrupt that came before.
     """
-    interrupt = None
-    while True:
+    interrupt: BaseException | None = None
+    for _ in range(ATTEMPTS_MAX):
         try:
             step()
-        except KeyboardInterrupt as error:
+        except KdaStreamError as error:
+            raise interrupt or error from None
+        except BaseException as error:
             interrupt = error
         else:
             break

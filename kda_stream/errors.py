@@ -93,6 +93,7 @@ class ErrorCode(str, Enum):
     MEMORY_IN_USE = "memory-in-use"
     STREAM_MISUSE = "stream-misuse"
     STREAM_STOPPED = "stream-stopped"
+    STREAM_NO_THREAD = "stream-no-thread"
     ARGUMENT = "argument"
 
     # the build and the machine

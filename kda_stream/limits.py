@@ -34,6 +34,15 @@ PAUSE_NANOSECONDS: Final = 50_000_000
 BELL_SECONDS: Final = 0.2
 """How long a stream waits for its thread's ring before it looks for itself: Ctrl-C may eat one."""
 
+ATTEMPTS_MAX: Final = 8
+"""How often giving back is begun anew after signals: more than anyone presses Ctrl-C meanwhile."""
+
+DIMS_PATTERN_MAX: Final = 64
+"""The most dimensions that the pattern for plain headers takes: it needs memory for each one."""
+
+PROBLEMS_SHOWN_MAX: Final = 40
+"""How many problems of a layer an error's line tells: more than a KDA block has tensors."""
+
 SHOWN_CHARS_MAX: Final = 160
 """How much of a name from a file an error prints: names may be megabytes long."""
 

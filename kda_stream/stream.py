@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 import time
 import weakref
@@ -25,6 +27,7 @@ from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.layer import LayerIndex
 from .closing import Closing, finish_first
 from .errors import (
+    ArgumentError,
     BindError,
     CheckpointError,
     ConfigError,
@@ -48,7 +51,6 @@ class KdaLayer:
         self.index = report.layer_idx
         self.weights = weights
         self.report = report
-        self._held = False
 
     def hold(self) -> KdaLayer:
         """Keep the slot over the stream's next steps, until `release`; from any thread.
@@ -56,19 +58,18 @@ class KdaLayer:
         While every slot is held the stream waits for one. Raises `StreamError` when the slot was
         given back before.
         """
-        if self.weights.lease.released:
+        if not self.weights.lease.hold():
             raise StreamError(
                 ErrorCode.STREAM_MISUSE,
                 f"layer {self.index} was given back and cannot be held any more",
                 hint="call hold() before the stream's next step",
             )
-        self._held = True
         return self
 
     @property
     def held(self) -> bool:
         """Whether the layer is held and not yet released."""
-        return self._held and not self.weights.lease.released
+        return self.weights.lease.held
 
     def release(self) -> None:
         """Give the slot back, from any thread; every `data` ends. Again: no effect."""
@@ -126,6 +127,7 @@ class KdaLayerStream(Closing):
         self._began = False
         self._ended = False
         self._stopping = False
+        self._process = os.getpid()
         self._failure: BaseException | None = None
         self._current: KdaLayer | None = None
         self._past: list[weakref.ref[KdaLayer]] = []
@@ -145,9 +147,19 @@ class KdaLayerStream(Closing):
         self._thread = threading.Thread(target=self._stage_all, name="kda-stream", daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # Ctrl-C: the body is not entered, so nobody else would close
+        except BaseException as error:  # the body is not entered, so nobody else would close
             self.close()
-            raise
+            if isinstance(error.__context__, KeyboardInterrupt):
+                # Thread.start, interrupted where it waits, fails at a lock it no longer has.
+                raise error.__context__ from None
+            if not isinstance(error, RuntimeError):
+                raise
+            raise StreamError(
+                ErrorCode.STREAM_NO_THREAD,
+                "no thread can be started for the stream",
+                got=str(error),
+                hint="raise the limits on threads and on address space",
+            ) from None
         return self
 
     def __iter__(self) -> Iterator[KdaLayer]:
@@ -198,7 +210,7 @@ class KdaLayerStream(Closing):
         finish_first(self._close)
 
     def _close(self) -> None:
-        if self._arena is None:
+        if self._arena is None or os.getpid() != self._process:  # fork took no thread along
             return
         self._stopping = True
         self._arena.wake()
@@ -217,6 +229,10 @@ class KdaLayerStream(Closing):
             self._refuse_misuse(
                 "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
             )
+        if os.getpid() != self._process:
+            self._refuse_misuse(
+                "the stream belongs to the process before the fork", "make another one in this one"
+            )
         if self._stopping and not also_closed:
             self._refuse_misuse("the stream is closed", "make another one for a second pass")
         return self._arena
@@ -229,11 +245,12 @@ class KdaLayerStream(Closing):
         """
         self._past = [past for past in self._past if past() is not None]
         if len(self._past) > 1:
+            gc.collect()  # a layer in a cycle, as of an error and its traceback, is not kept
+            self._past = [past for past in self._past if past() is not None]
+        if len(self._past) > 1:
             self._refuse_collecting()
-        layer = self._current
-        if layer is not None and not layer.held and not layer.weights.lease.released:
-            layer.release()
-            self._past.append(weakref.ref(layer))
+        if self._current is not None and self._current.weights.lease.release_unless_held():
+            self._past.append(weakref.ref(self._current))
         self._current = None
 
     def _refuse_collecting(self) -> NoReturn:
@@ -316,6 +333,14 @@ def stream_kda_layers(
                 upload(layer.weights)
     """
     require_via(via)
+    if not isinstance(checkpoint, Checkpoint):
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "checkpoint is none",
+            expected="an open Checkpoint",
+            got=type(checkpoint).__name__,
+            hint="open it: with open_checkpoint(path) as checkpoint:",
+        )
     geometry = config_of(checkpoint) if config is None else config
     require_arena_arguments(kda_slot_bytes(geometry), slots, lock)
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)

@@ -99,7 +99,7 @@ class Checkpoint(Closing):
         self._shards = shards
         self._places = places
         self._closed = False
-        self._layers_lock = threading.Lock()
+        self._layers_lock = threading.RLock()
         self._layers: LayerNames | None = None
         self.report = OpenReport(
             shards=len(shards),

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..errors import ErrorCode, HeaderError, shown
 from ..jsontext import DuplicateKeyError, parse_json
-from ..limits import INTEGER_MAX
+from ..limits import DIMS_PATTERN_MAX, INTEGER_MAX
 
 METADATA_KEY: Final = "__metadata__"
 ENTRY_KEYS: Final = frozenset({"dtype", "shape", "data_offsets"})
@@ -43,7 +43,8 @@ _PLAIN_ENTRY: Final = re.compile(
     r'"([^"\\\x00-\x1f]*)":\{"dtype":"([A-Z0-9_]+","shape":\[[0-9,]*)\],'
     rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}},'
 )
-_PLAIN_KIND: Final = re.compile(rf'([A-Z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NUMBER})*)?)')
+_PLAIN_SHAPE: Final = rf"(?:{_NUMBER}(?:,{_NUMBER}){{0,{DIMS_PATTERN_MAX - 1}}})?"
+_PLAIN_KIND: Final = re.compile(rf'([A-Z0-9_]+)","shape":\[({_PLAIN_SHAPE})')
 
 
 def read_columns(text: bytes, path: object) -> Columns:

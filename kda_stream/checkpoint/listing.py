@@ -35,7 +35,11 @@ def list_files(path: str) -> CheckpointFiles:
     """
     if not path:
         refuse_path(path, FileNotFoundError())
-    path = os.path.join(os.getcwd(), path)  # so that a later chdir changes nothing
+    if not os.path.isabs(path):  # so that a later chdir changes nothing
+        try:
+            path = os.path.join(os.getcwd(), path)
+        except OSError as error:
+            refuse_path(path, error)
     if os.path.isdir(path):
         return _list_directory(path)
     directory = os.path.dirname(path)

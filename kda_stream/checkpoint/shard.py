@@ -52,7 +52,7 @@ class Shard:
 
     def __init__(self, path: str, identity: FileIdentity, header: Header) -> None:
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a destructor may come in between, and close
         self._mapping: Mapping | None = None
         self._lent: LentMemory | None = None
         self._closed = False
@@ -83,7 +83,7 @@ class Shard:
         `close()`, `PayloadError` when the file has changed or the map is refused.
         """
         with self._lock:
-            if self._closed:
+            if self._is_closed():
                 raise ClosedError(
                     ErrorCode.CHECKPOINT_CLOSED,
                     "the checkpoint is closed",
@@ -95,7 +95,12 @@ class Shard:
                     size = self.identity.file_bytes
                     self._mapping = map_file(file.fileno(), size, self._path)
                 self._lent = self._mapping.lend(0, self._mapping.nbytes)
+                if self._is_closed():
+                    self._lent.end()
             return self._lent.view(begin, end)
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     def drop(self, begin: int, end: int) -> None:
         """Take the mapped pages of [begin, end) out of the process; they stay in the page cache."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..errors import ArgumentError, BindError, ErrorCode, listed, shown
+from ..limits import PROBLEMS_SHOWN_MAX
 from .classify import AttnBlockKind, classify_attn_block
 from .config import KdaConfig
 from .source import KdaTensorSource, PayloadFile, RawTensor
@@ -93,7 +95,7 @@ class CheckedBlock:
     def files(self) -> tuple[PayloadFile, ...]:
         """The files that hold its tensors, each once, in the order of first use."""
         places = [tensor.place for tensor in self.tensors.values()]
-        return tuple({p.file.path: p.file for p in places if p is not None}.values())
+        return tuple({id(p.file): p.file for p in places if p is not None}.values())
 
 
 def check_kda_block(config: KdaConfig, layer_idx: int, source: KdaTensorSource) -> CheckedBlock:
@@ -116,7 +118,7 @@ def check_kda_block(config: KdaConfig, layer_idx: int, source: KdaTensorSource) 
     problems += [
         _stored(layer_idx, name, ProblemKind.UNKNOWN, _got(source, name)) for name in unknown
     ]
-    repeated = sorted(name for name in seen if attention.count(name) > 1)
+    repeated = sorted(name for name, count in Counter(attention).items() if count > 1)
     problems += [BindProblem(layer_idx, name, ProblemKind.REPEATED) for name in repeated]
     if problems:
         raise _refusal(layer_idx, names, tensors, problems)
@@ -193,7 +195,10 @@ def _refusal(
     tensors: Mapping[str, RawTensor | None],
     problems: list[BindProblem],
 ) -> BindError:
-    what = f"layer {layer_idx} is not exactly a KDA block: " + "; ".join(map(str, problems))
+    told = list(map(str, problems[:PROBLEMS_SHOWN_MAX]))
+    if len(problems) > len(told):
+        told.append(f"and {len(problems) - len(told)} more")
+    what = f"layer {layer_idx} is not exactly a KDA block: " + "; ".join(told)
     if classify_attn_block(names) is AttnBlockKind.DSA:
         what = f"layer {layer_idx} is a DSA block, not a KDA block"
     places = [tensor.place for tensor in tensors.values() if tensor is not None]

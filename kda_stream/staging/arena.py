@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -18,8 +19,8 @@ from ..errors import (
     MemoryRefusedError,
     SlotError,
 )
-from ..limits import SLOTS_MAX
-from .pages import PAGE_BYTES, LentMemory, lock_refusal, map_anonymous
+from ..limits import BELL_SECONDS, SLOTS_MAX
+from .pages import PAGE_BYTES, LentMemory, Mapping, lock_refusal, map_anonymous
 from .residency import lock_limit_bytes, memory_use
 
 LockPolicy = Literal["require", "prefer", "off"]
@@ -61,33 +62,75 @@ class SlotState(Enum):
     LENT = "lent"
 
 
+class _Memory:
+    """What an arena shares with its slots; they do not refer to the arena, so no cycle keeps it."""
+
+    def __init__(self, nbytes: int, policy: str, *, debug: bool) -> None:
+        # Entered by its own `with`, never by the condition's: that one is written in Python, and
+        # Ctrl-C in it would leave the lock locked.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.debug = debug
+        self.closed = False
+        self.mapping = map_anonymous(nbytes)
+        try:
+            self.report = _lock(self.mapping, policy)
+        except BaseException:
+            self.mapping.close()
+            raise
+        self._locked = self.report.locked
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise ClosedError(ErrorCode.ARENA_CLOSED, "the arena is closed", hint="make a new one")
+
+    def close(self) -> bool:
+        """Unlock the pages and let them go; whether nothing points into them any more."""
+        self.closed = True
+        self.changed.notify_all()
+        if self._locked:
+            self.mapping.unlock()
+            self._locked = False
+        return self.mapping.close()
+
+
 class Slot:
     """One slot of an arena: `nbytes` bytes from a page border on.
 
     `claim` makes a free slot one that is being filled, `lend` a lent one, `Lease.release` a free
-    one again; `abandon` frees a claimed one. A slot that is lent is never written.
+    one again; `abandon` frees a claimed one. A slot that is lent is never written. `report` tells
+    whether its memory is page-locked.
     """
 
-    def __init__(self, arena: PinnedArena, number: int, begin: int, nbytes: int) -> None:
-        self.arena = arena
+    def __init__(self, memory: _Memory, number: int, begin: int, nbytes: int) -> None:
         self.number = number
         self.nbytes = nbytes
+        self.report = memory.report
+        self._shared = memory
         self._begin = begin
         self._filling: LentMemory | None = None
         self._writers: list[LentMemory] = []  # ended, with arrays left that can still write
-        self._lease: Lease | None = None
+        self._lent: LentMemory | None = None
+        self._lease: weakref.ref[Lease] | None = None
 
     @property
     def state(self) -> SlotState:
         """What the slot is doing."""
-        if self._lease is not None:
+        with self._shared.lock:
+            if self._filling is not None:
+                return SlotState.FILLING
+            if self._lent is None:
+                return SlotState.FREE
+            dropped = self._lease is None or self._lease() is None
+            if dropped and self._lent.abandon():  # a lease that nobody has any more is given back
+                self._lent = None
+                return SlotState.FREE
             return SlotState.LENT
-        return SlotState.FREE if self._filling is None else SlotState.FILLING
 
     def claim(self) -> Slot:
         """Take the slot for writing; raises `SlotError` when it is not free."""
-        with self.arena._lock:
-            self.arena._require_open()
+        with self._shared.lock:
+            self._shared.require_open()
             if self.state is not SlotState.FREE:
                 raise self._not(SlotState.FREE, "release the weights that lie in it first")
             self._filling = self._memory(writable=True)
@@ -95,18 +138,19 @@ class Slot:
 
     def memory(self) -> memoryview:
         """The slot's bytes, writable until it is lent; raises `SlotError` if it is not claimed."""
-        with self.arena._lock:
+        with self._shared.lock:
             if self._filling is None:
                 raise self._not(SlotState.FILLING, "claim it first")
             return self._filling.view(0, self.nbytes)
 
-    def lend(self) -> Lease:
-        """Hand the filled slot to a consumer; it is not written until the lease is released.
+    def lend(self, *, closes_arena: bool = False) -> Lease:
+        """Hand the filled slot to a consumer; it is not written until the lease is given back.
 
-        The writable memory ends. Raises `SlotError` when the slot is not claimed, `InUseError`
-        when an array that was made of the writable memory is still there.
+        The writable memory ends. With `closes_arena` the lease takes the arena with it. Raises
+        `SlotError` when the slot is not claimed, `InUseError` when an array that was made of the
+        writable memory is still there.
         """
-        with self.arena._lock:
+        with self._shared.lock:
             if self._filling is None:
                 raise self._not(SlotState.FILLING, "claim and fill it first")
             writers = [*self._writers, self._filling]
@@ -117,23 +161,34 @@ class Slot:
                     expected="none when the slot is lent",
                     hint="drop what was made of the slot's memory first",
                 )
-            self._lease = Lease(self, self._memory(writable=False))
+            self._lent = self._memory(writable=False)
+            lease = Lease(self, self._lent, self._shared, closes_arena=closes_arena)
+            self._lease = weakref.ref(lease)
             self._filling = None
             self._writers = []
-            return self._lease
+            return lease
 
     def abandon(self) -> None:
         """Free a claimed slot unlent, as after a load that failed; no effect on any other."""
-        with self.arena._lock:
+        with self._shared.lock:
             if self._filling is not None:
                 if not self._filling.end():
                     self._writers.append(self._filling)
                 self._filling = None
-                self.arena._changed.notify_all()
+                self._shared.changed.notify_all()
 
     def _memory(self, *, writable: bool) -> LentMemory:
         end = self._begin + self.nbytes
-        return self.arena._mapping.lend(self._begin, end, writable=writable)
+        return self._shared.mapping.lend(self._begin, end, writable=writable)
+
+    def _revoke(self) -> None:
+        """End what is lent, because the arena is closed."""
+        lease = None if self._lease is None else self._lease()
+        if lease is not None:
+            lease._revoke()
+        if self._lent is not None:
+            self._lent.end()
+            self._lent = None
 
     def _not(self, state: SlotState, hint: str) -> SlotError:
         return SlotError(
@@ -146,12 +201,20 @@ class Slot:
 
 
 class Lease:
-    """A filled slot in a consumer's hands, with the read-only views made of it."""
+    """A filled slot in a consumer's hands, with the read-only views made of it.
 
-    def __init__(self, slot: Slot, memory: LentMemory) -> None:
+    A lease that is dropped, and of whose views nothing is left, is given back by that.
+    """
+
+    def __init__(
+        self, slot: Slot, memory: LentMemory, shared: _Memory, *, closes_arena: bool
+    ) -> None:
         self.slot = slot
         self._memory = memory
+        self._shared = shared
+        self._closes_arena = closes_arena
         self._released = False
+        self._held = False
 
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) of the slot, read-only, until the lease is released.
@@ -165,32 +228,51 @@ class Lease:
         """Whether the slot was given back."""
         return self._released
 
+    @property
+    def held(self) -> bool:
+        """Whether `hold` was called and the slot not given back since."""
+        return self._held and not self._released
+
+    def hold(self) -> bool:
+        """Keep the slot from `release_unless_held`; False when it was given back before."""
+        with self._shared.lock:
+            self._held = not self._released
+            return self._held
+
+    def release_unless_held(self) -> bool:
+        """Give the slot back unless it is held; whether this call did."""
+        with self._shared.lock:
+            if self._held or self._released:
+                return False
+            self.release()
+            return True
+
     def release(self) -> None:
         """Give the slot back: its views end, and it may be filled again. Again: no effect.
 
-        An array that was made from a view cannot be ended and would see the next layer's bytes: do
-        not use it any more. In debug mode (`python -X dev`, or `PinnedArena(debug=True)`) such an
-        array makes this raise `InUseError`, and the slot stays lent until it is gone.
+        What was made from a view (a slice, an array) cannot be ended and would see the next layer's
+        bytes: do not use it any more. In debug mode (`python -X dev`, or `PinnedArena(debug=True)`)
+        it makes this raise `InUseError`, and the slot stays lent until it is gone.
         """
-        slot = self.slot
-        with slot.arena._lock:
+        with self._shared.lock:
             if self._released:
                 return
-            if not self._memory.end() and slot.arena.debug:
+            if not self._memory.end() and self._shared.debug:
                 raise InUseError(
                     ErrorCode.MEMORY_IN_USE,
-                    f"an array or a slice still points into slot {slot.number}",
+                    f"an array or a slice still points into slot {self.slot.number}",
                     expected="none when the slot is given back",
                     hint="copy what is needed longer, or hold the layer until it is not",
                 )
-            self._released = True
-            slot._lease = None
-            slot.arena._changed.notify_all()
+            self._revoke()
+            self._shared.changed.notify_all()
+            if self._closes_arena:
+                self._shared.close()
 
     def _revoke(self) -> None:
-        """End the views because the arena is closed."""
         self._released = True
         self._memory.end()
+        self.slot._lent = None
 
 
 class PinnedArena(Closing):
@@ -216,32 +298,27 @@ class PinnedArena(Closing):
         debug: bool | None = None,
     ) -> None:
         require_arena_arguments(slot_bytes, slots, lock)
-        self.debug = sys.flags.dev_mode if debug is None else debug
         stride = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
-        # Entered by its own `with`, never by the condition's: that one is written in Python, and
-        # Ctrl-C in it would leave the lock locked.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._closed = False
-        self._unlocked = False
+        debug = sys.flags.dev_mode if debug is None else debug
+        self._memory = _Memory(stride * slots, lock, debug=debug)
         self._gone = False
-        self._mapping = map_anonymous(stride * slots)
-        try:
-            self.report = _lock(self, lock)
-        except BaseException:
-            self._mapping.close()
-            raise
-        self.slots = tuple(Slot(self, n, n * stride, slot_bytes) for n in range(slots))
+        self.report = self._memory.report
+        self.slots = tuple(Slot(self._memory, n, n * stride, slot_bytes) for n in range(slots))
+
+    @property
+    def debug(self) -> bool:
+        """Whether giving a slot back raises while something points into it."""
+        return self._memory.debug
 
     @property
     def nbytes(self) -> int:
         """The arena's size in bytes, rounding included."""
-        return self._mapping.nbytes
+        return self._memory.mapping.nbytes
 
     def claim(self) -> Slot:
         """Take a free slot for writing; raises `SlotError` when none is free."""
-        with self._lock:
-            self._require_open()
+        with self._memory.lock:
+            self._memory.require_open()
             slot = self._free_slot()
             if slot is None:
                 raise SlotError(
@@ -255,19 +332,19 @@ class PinnedArena(Closing):
 
     def wait_for_slot(self, stopped: Callable[[], bool]) -> Slot | None:
         """A free slot, once there is one; None as soon as `stopped()`, asked after each `wake`."""
-        with self._lock:
+        with self._memory.lock:
             while not stopped():
-                self._require_open()
+                self._memory.require_open()
                 slot = self._free_slot()
                 if slot is not None:
                     return slot
-                self._changed.wait()
+                self._memory.changed.wait(BELL_SECONDS)  # a lease that is dropped wakes nobody
             return None
 
     def wake(self) -> None:
         """Let every `wait_for_slot` look at its `stopped` again."""
-        with self._lock:
-            self._changed.notify_all()
+        with self._memory.lock:
+            self._memory.changed.notify_all()
 
     def close(self) -> None:
         """Unlock and give back the memory; every view of it ends. Again: no effect.
@@ -278,7 +355,7 @@ class PinnedArena(Closing):
         finish_first(self._close)
 
     def _close(self) -> None:
-        with self._lock:
+        with self._memory.lock:
             if self._gone:
                 return
             if any(slot.state is SlotState.FILLING for slot in self.slots):
@@ -287,15 +364,9 @@ class PinnedArena(Closing):
                     "the arena cannot be closed while a slot is being filled",
                     hint="wait for the load, or close the stream that fills it",
                 )
-            self._closed = True
-            self._changed.notify_all()
             for slot in self.slots:
-                if slot._lease is not None:
-                    slot._lease._revoke()
-            if self.report.locked and not self._unlocked:
-                self._mapping.unlock()
-                self._unlocked = True
-            gone = self._mapping.close()
+                slot._revoke()
+            gone = self._memory.close()
             self._gone = True
             if not gone:
                 raise InUseError(
@@ -307,10 +378,6 @@ class PinnedArena(Closing):
 
     def _free_slot(self) -> Slot | None:
         return next((slot for slot in self.slots if slot.state is SlotState.FREE), None)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ClosedError(ErrorCode.ARENA_CLOSED, "the arena is closed", hint="make a new one")
 
     def __enter__(self) -> PinnedArena:
         return self
@@ -336,13 +403,13 @@ def require_arena_arguments(slot_bytes: int, slots: int, lock: str) -> None:
         )
 
 
-def _lock(arena: PinnedArena, policy: str) -> LockReport:
-    wanted = arena.nbytes
+def _lock(mapping: Mapping, policy: str) -> LockReport:
+    wanted = mapping.nbytes
     before = memory_use().locked_bytes
     limit = lock_limit_bytes()
     if policy == "off":
         return LockReport(policy, wanted, 0, before, limit, None)
-    refused = arena._mapping.lock()
+    refused = mapping.lock()
     if not refused:
         return LockReport(policy, wanted, wanted, before, limit, None)
     if policy == "require":
@@ -353,6 +420,5 @@ def _lock(arena: PinnedArena, policy: str) -> LockReport:
             got=f"a limit of {limit} bytes with {before} bytes locked already",
             hint=_RAISE_THE_LIMIT + ', or pass lock="prefer"',
         )
-    return LockReport(
-        policy, wanted, 0, before, limit, f"{lock_refusal(refused)}; {_RAISE_THE_LIMIT}"
-    )
+    refusal = f"{lock_refusal(refused)}; {_RAISE_THE_LIMIT}"
+    return LockReport(policy, wanted, 0, before, limit, refusal)

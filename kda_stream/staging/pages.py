@@ -42,7 +42,7 @@ class LentMemory:
         self._memory: memoryview | None = memory if writable else memory.toreadonly()
         self._buffer_alive = weakref.ref(buffer)
         self._views: list[weakref.ref[memoryview]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a destructor may come in between, and give back
 
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) of these, until `end`.
@@ -50,26 +50,33 @@ class LentMemory:
         Raises `ClosedError` after it, and `ArgumentError` for a range that is not within them.
         """
         with self._lock:
-            if self._memory is None:
-                raise ClosedError(
-                    ErrorCode.MEMORY_GIVEN_BACK,
-                    "the memory was released",
-                    hint="use it before, or copy what is needed longer",
-                )
-            if not 0 <= begin <= end <= len(self._memory):
+            memory = self._memory
+            if memory is None:
+                raise _given_back()
+            if not 0 <= begin <= end <= len(memory):
                 raise ArgumentError(
                     ErrorCode.ARGUMENT,
                     "the range is not within the memory",
-                    expected=f"0 <= begin <= end <= {len(self._memory)}",
+                    expected=f"0 <= begin <= end <= {len(memory)}",
                     got=f"[{begin}, {end})",
                 )
-            view = self._memory[begin:end]
+            view = memory[begin:end]
             # No line of Python in the callback: a KeyboardInterrupt would be lost in it.
             alive = weakref.ref(view, partial(_PAGES_UNDER.pop, id(view)) if self._kept else None)
             if self._kept:
                 _PAGES_UNDER[id(view)] = (alive, self._pages)
             self._views = [*filter(_is_alive, self._views), alive]
+            if self._memory is None:  # ended meanwhile, by a destructor or a signal handler
+                _release(view)
+                raise _given_back()
             return view
+
+    def abandon(self) -> bool:
+        """Lend no more, but end no view; whether nothing points into the memory any more."""
+        with self._lock:
+            memory, self._memory, self._pages = self._memory, None, None
+            _release(memory)
+        return not self.in_use
 
     def end(self) -> bool:
         """End every view, so that using one raises ValueError; again: no effect.
@@ -78,18 +85,24 @@ class LentMemory:
         view lives, or a copy is running.
         """
         with self._lock:
+            memory, self._memory, self._pages = self._memory, None, None
             for alive in self._views:
                 _release(alive())
-            if self._memory is not None:
-                self._memory.release()
-                self._memory = None
-            self._pages = None
+            _release(memory)
         return not self.in_use
 
     @property
     def in_use(self) -> bool:
         """Whether anything holds a buffer of these bytes; until `end`, this object does."""
         return self._buffer_alive() is not None
+
+
+def _given_back() -> ClosedError:
+    return ClosedError(
+        ErrorCode.MEMORY_GIVEN_BACK,
+        "the memory was released",
+        hint="use it before, or copy what is needed longer",
+    )
 
 
 def _is_alive(view: weakref.ref[memoryview]) -> bool:

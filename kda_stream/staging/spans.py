@@ -84,7 +84,7 @@ class CopyPlan:
             for row, span in zip(table, self.spans, strict=True):
                 try:
                     _fill_row(row, span, pointer)
-                except OverflowError as error:
+                except (OverflowError, TypeError) as error:
                     raise span_error(str(error), span.tensor, span.path, str(span)) from None
             status = lib.KDA_PAUSED
             while status == lib.KDA_PAUSED:
