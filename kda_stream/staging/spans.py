@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import ClosedError, ErrorCode
 from ..limits import PAUSE_NANOSECONDS
 from .native import copy_error, extension, span_error
 
@@ -84,8 +85,17 @@ class CopyPlan:
             for row, span in zip(table, self.spans, strict=True):
                 try:
                     _fill_row(row, span, pointer)
-                except (OverflowError, TypeError) as error:
+                except (OverflowError, TypeError, BufferError) as error:
                     raise span_error(str(error), span.tensor, span.path, str(span)) from None
+                except ValueError as error:  # the source's memory was given back meanwhile
+                    raise ClosedError(
+                        ErrorCode.MEMORY_GIVEN_BACK,
+                        "the source was closed before it was copied",
+                        path=span.path,
+                        tensor=span.tensor,
+                        got=str(error),
+                        hint="close the checkpoint after the load",
+                    ) from None
             status = lib.KDA_PAUSED
             while status == lib.KDA_PAUSED:
                 status = lib.kda_spans_copy(
