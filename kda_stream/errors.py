@@ -68,6 +68,7 @@ class ErrorCode(str, Enum):
     LAYERS_NONE = "layers-none"
     LAYERS_TWO_PREFIXES = "layers-two-prefixes"
     LAYER_UNKNOWN = "layer-unknown"
+    LAYERS_MISSING = "layers-missing"
     CONFIG_NOT_JSON = "config-not-json"
     CONFIG_MISSING = "config-missing"
     CONFIG_KEY_MISSING = "config-key-missing"

@@ -323,7 +323,8 @@ def stream_kda_layers(
     when held. `config` is the geometry, by default that of the config.json beside the shards.
     `lock` is as for `PinnedArena`, `via` as for `bind_kda_weights`.
 
-    Raises `BindError` with every problem of every layer, `ConfigError` when there is no geometry,
+    Raises `BindError` with every problem of every layer, `CheckpointError` when layers that the
+    config counts are missing and `layers` names none, `ConfigError` when there is no geometry,
     `NotFoundError` for a layer that the checkpoint lacks; on `with`, `MemoryRefusedError`; while it
     is used, `PayloadError`, and `StreamError` when layers are collected (as by `list(stream)`).
 
@@ -343,6 +344,8 @@ def stream_kda_layers(
         )
     geometry = config_of(checkpoint) if config is None else config
     require_arena_arguments(kda_slot_bytes(geometry), slots, lock)
+    if layers is None:
+        checkpoint.require_every_layer()
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
     refusals: list[BindError] = []
     for index in chosen:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count, islice
 from typing import Any, Final, Literal
 
 from ..closing import Closing, finish_first
@@ -215,6 +216,28 @@ class Checkpoint(Closing):
         prefix = f"{layers.prefix}{number}."
         return LayerSource(self, self._layer_index(number), prefix, names)
 
+    def require_every_layer(self) -> None:
+        """Raise `CheckpointError` when the config counts decoder layers that have no tensors.
+
+        With no config, or none that counts them, nothing is known and nothing is raised. Further,
+        what `layers` raises.
+        """
+        expected = self._layer_count()
+        present = {int(index) for index in self.layers() if not index.is_mtp}
+        missing = 0 if expected is None else expected - len(present)
+        if missing:
+            first = islice((n for n in count() if n not in present), min(missing, SHOWN_ITEMS_MAX))
+            more = f" and {missing - SHOWN_ITEMS_MAX} more" if missing > SHOWN_ITEMS_MAX else ""
+            raise CheckpointError(
+                ErrorCode.LAYERS_MISSING,
+                "layers that the config counts have no tensors",
+                path=self.path,
+                expected=f"{expected} layers, as num_hidden_layers says",
+                got=f"{missing} missing: {', '.join(map(str, first))}{more}",
+                hint="the download is incomplete, or the config.json is another checkpoint's; "
+                "name the layers to load some of them",
+            )
+
     def _layer_names(self) -> LayerNames:
         with self._layers_lock:
             if self._layers is None:
@@ -222,8 +245,12 @@ class Checkpoint(Closing):
             return self._layers
 
     def _layer_index(self, number: int) -> LayerIndex:
-        count = None if self.config is None else hidden_layer_count(self.config, self.config_path)
-        return LayerIndex(number, is_mtp=count is not None and number >= count)
+        layers = self._layer_count()
+        return LayerIndex(number, is_mtp=layers is not None and number >= layers)
+
+    def _layer_count(self) -> int | None:
+        config = self.config
+        return None if config is None else hidden_layer_count(config, self.config_path)
 
     # the end
 

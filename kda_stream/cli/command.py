@@ -32,7 +32,11 @@ examples:
   kda-stream verify GLM-5.3-Flash --json
   kda-stream stream GLM-5.3-Flash --layers 0,1,9 --slots 3
 """
-_NO_KDA: Final = (ErrorCode.LAYERS_NONE, ErrorCode.LAYERS_TWO_PREFIXES)
+_LAYER_FINDINGS: Final = (
+    ErrorCode.LAYERS_NONE,
+    ErrorCode.LAYERS_TWO_PREFIXES,
+    ErrorCode.LAYERS_MISSING,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +97,7 @@ def _known(error: BaseException) -> KdaStreamError:
 def _exit_of(error: KdaStreamError) -> Exit:
     if isinstance(error, (ArgumentError, NotFoundError)):
         return Exit.USAGE
-    if isinstance(error, (BindError, ConfigError)) or error.code in _NO_KDA:
+    if isinstance(error, (BindError, ConfigError)) or error.code in _LAYER_FINDINGS:
         return Exit.FINDING
     return Exit.CANNOT_READ
 

@@ -6,7 +6,6 @@ import os
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Final
 
 from ..bind import check_kda_weights
@@ -109,28 +108,17 @@ def _check(checkpoint: Checkpoint) -> _Checked:
 
 def _compare_layer_count(checkpoint: Checkpoint, checked: _Checked) -> None:
     """A problem when there is no tensor of a decoder layer that the config counts."""
-    if checkpoint.config is None:
-        return
-    expected = hidden_layer_count(checkpoint.config, checkpoint.config_path)
-    if expected is None:
+    if checkpoint.config is not None and (
+        hidden_layer_count(checkpoint.config, checkpoint.config_path) is None
+    ):
         checked.notes.append(
             "the config has no num_hidden_layers: it is not known whether layers are missing, and "
             "which are MTP layers"
         )
-        return
-    present = {int(layer.index) for layer in checked.layers if not layer.index.is_mtp}
-    missing = expected - len(present)
-    if missing:
-        numbers = (number for number in count() if number not in present)
-        problem = CheckpointError(
-            ErrorCode.LAYER_UNKNOWN,
-            "layers that the config counts have no tensors",
-            path=checkpoint.path,
-            expected=f"{expected} layers, as num_hidden_layers says",
-            got=f"{missing} missing: {some(numbers, missing)}",
-            hint="the download is incomplete, or the config.json is another checkpoint's",
-        )
-        checked.problems.append(problem)
+    try:
+        checkpoint.require_every_layer()
+    except CheckpointError as error:
+        checked.problems.append(error)
 
 
 _FAULTS: Final = {
