@@ -37,14 +37,17 @@ def finish_first(step: Callable[[], None]) -> None:
     error of the library is the step's own, and ends it; but for an interrupt that came before.
     """
     interrupt: BaseException | None = None
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            step()
-        except KdaStreamError as error:
-            raise interrupt or error from None
-        except BaseException as error:
-            interrupt = error
-        else:
-            break
-    if interrupt is not None:
-        raise interrupt
+    try:
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                step()
+            except KdaStreamError as error:
+                raise interrupt or error from None
+            except BaseException as error:
+                interrupt = error
+            else:
+                break
+        if interrupt is not None:
+            raise interrupt
+    finally:
+        del interrupt  # else its traceback would keep this frame, and both what the step gave back

@@ -7,18 +7,14 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 from .bind import (
     KdaBindReport,
     KdaWeights,
     Via,
-    bind_kda_weights,
     check_kda_weights,
     kda_slot_bytes,
     require_via,
@@ -38,6 +34,7 @@ from .kda.check import joint_refusal
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.config import KdaConfig
 from .limits import BELL_SECONDS
+from .stager import Stager
 from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
 
 
@@ -119,16 +116,9 @@ class KdaLayerStream(Closing):
         self._slots = slots
         self._lock_policy = lock
         self._via = via
-        self._arena: PinnedArena | None = None
         self._thread: threading.Thread | None = None
-        # What passes between the two threads: no lock that Ctrl-C could leave locked.
-        self._staged: deque[KdaLayer] = deque()
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self._began = False
-        self._ended = False
-        self._stopping = False
+        self._stager: Stager | None = None
         self._process = os.getpid()
-        self._failure: BaseException | None = None
         self._current: KdaLayer | None = None
         self._past: list[weakref.ref[KdaLayer]] = []
         self._began_seconds = 0.0
@@ -137,14 +127,15 @@ class KdaLayerStream(Closing):
         self._vias: dict[str, None] = {}
 
     def __enter__(self) -> KdaLayerStream:
-        if self._arena is not None:
+        if self._stager is not None:
             self._refuse_misuse(
                 "the stream was entered before", "make another one for a second pass"
             )
         self._began_seconds = time.monotonic()
         slot_bytes = kda_slot_bytes(self._config)
-        self._arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock_policy)
-        self._thread = threading.Thread(target=self._stage_all, name="kda-stream", daemon=True)
+        arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock_policy)
+        self._stager = Stager(self._checkpoint, self._config, self.layers, arena, self._via)
+        self._thread = threading.Thread(target=self._stager.run, name="kda-stream", daemon=True)
         try:
             self._thread.start()
         except BaseException as error:  # the body is not entered, so nobody else would close
@@ -167,17 +158,17 @@ class KdaLayerStream(Closing):
         return self
 
     def __next__(self) -> KdaLayer:
-        self._entered()
+        stager = self._entered()
         self._give_back_current()
-        while not self._staged and not self._ended:
-            self._wait_for_bell()
-        if not self._staged:
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
-            raise StopIteration
-        layer = self._staged.popleft()
-        self._current = layer
+        while not stager.staged and not stager.ended:
+            stager.wait_for_bell()
+        if not stager.staged:
+            failure, stager.failure = stager.failure, None
+            try:
+                raise StopIteration if failure is None else failure
+            finally:
+                del failure  # else its traceback would keep this frame, and both the slot's views
+        layer = self._current = KdaLayer(*stager.staged.popleft())
         self._handed_out += 1
         self._bytes += layer.report.bytes
         self._vias[layer.report.via] = None
@@ -190,15 +181,15 @@ class KdaLayerStream(Closing):
     @property
     def report(self) -> StreamReport:
         """What was handed out so far; raises `StreamError` before the stream was entered."""
-        arena = self._entered(also_closed=True)
+        stager = self._entered(also_closed=True)
         return StreamReport(
             layers=self._handed_out,
             bytes=self._bytes,
             seconds=time.monotonic() - self._began_seconds,
             slots=self._slots,
-            slot_bytes=arena.slots[0].nbytes,
+            slot_bytes=kda_slot_bytes(self._config),
             vias=tuple(self._vias),
-            lock=arena.report,
+            lock=stager.arena.report,
         )
 
     def close(self) -> None:
@@ -210,22 +201,24 @@ class KdaLayerStream(Closing):
         finish_first(self._close)
 
     def _close(self) -> None:
-        if self._arena is None or os.getpid() != self._process:  # fork took no thread along
+        if self._stager is None or os.getpid() != self._process:  # fork took no thread along
             return
-        self._stopping = True
-        self._arena.wake()
-        while self._began and not self._ended:
-            self._wait_for_bell()
+        self._stager.stop()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(BELL_SECONDS)
-        self._staged.clear()
+        self._stager.staged.clear()
         self._current = None
-        self._arena.close()
+        self._stager.arena.close()
+
+    def __del__(self) -> None:
+        stager = getattr(self, "_stager", None)
+        if stager is not None:  # dropped without close(): the thread, which holds it, must end
+            stager.stopping = True
 
     # the consumer's side
 
-    def _entered(self, *, also_closed: bool = False) -> PinnedArena:
-        if self._arena is None:
+    def _entered(self, *, also_closed: bool = False) -> Stager:
+        if self._stager is None:
             self._refuse_misuse(
                 "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
             )
@@ -233,9 +226,9 @@ class KdaLayerStream(Closing):
             self._refuse_misuse(
                 "the stream belongs to the process before the fork", "make another one in this one"
             )
-        if self._stopping and not also_closed:
+        if self._stager.stopping and not also_closed:
             self._refuse_misuse("the stream is closed", "make another one for a second pass")
-        return self._arena
+        return self._stager
 
     def _give_back_current(self) -> None:
         """Before the next step: the last layer's slot goes back, unless it is held.
@@ -263,47 +256,6 @@ class KdaLayerStream(Closing):
     def _refuse_misuse(self, what: str, hint: str) -> NoReturn:
         path = self._checkpoint.path
         raise StreamError(ErrorCode.STREAM_MISUSE, what, path=path, hint=hint)
-
-    def _wait_for_bell(self) -> None:
-        """Wait until the thread has done something, at most `BELL_SECONDS`."""
-        with suppress(Empty):
-            self._bell.get(timeout=BELL_SECONDS)
-
-    # the thread's side
-
-    def _stage_all(self) -> None:
-        self._began = True
-        try:
-            for index in self.layers:
-                if not self._stage(index):
-                    break
-        except BaseException as error:  # handed to the consumer, who raises it
-            self._failure = None if self._is_stopping() else error
-        self._ended = True
-        self._bell.put(None)
-
-    def _stage(self, index: LayerIndex) -> bool:
-        """Fill one slot with one layer; False when the stream is being closed."""
-        assert self._arena is not None
-        slot = self._arena.wait_for_slot(self._is_stopping)
-        if slot is None:
-            return False
-        source = self._checkpoint.layer(index)
-        layer = KdaLayer(
-            *bind_kda_weights(
-                self._config, index, source, into=slot, via=self._via, between=self._stop_if_closing
-            )
-        )
-        self._staged.append(layer)
-        self._bell.put(None)
-        return True
-
-    def _is_stopping(self) -> bool:
-        return self._stopping
-
-    def _stop_if_closing(self) -> None:
-        if self._is_stopping():
-            raise StreamError(ErrorCode.STREAM_STOPPED, "the stream was closed")
 
 
 def stream_kda_layers(

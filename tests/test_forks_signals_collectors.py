@@ -125,6 +125,30 @@ print(json.dumps([bound > 0, dropped, released]))
     assert run_python(script, written.folder) == [True, 0, 0]
 
 
+@linux_only
+@pytest.mark.mlock
+def test_a_stream_that_is_dropped_without_close_keeps_no_thread_and_no_memory(
+    run_python: RunPython, written: Written
+) -> None:
+    script = (
+        HELD
+        + """
+with open_checkpoint(folder) as checkpoint:
+    before, threads = locked(), threading.active_count()
+    stream = stream_kda_layers(checkpoint, slots=1)
+    stream.__enter__()
+    layer = next(stream)
+    entered = locked() - before
+    del stream, layer
+    deadline = time.monotonic() + 5
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print(json.dumps([entered > 0, threading.active_count() - threads, locked() - before]))
+"""
+    )
+    assert run_python(script, written.folder) == [True, 0, 0]
+
+
 def test_a_held_layer_that_is_dropped_gives_its_slot_back(written: Written) -> None:
     with (
         open_checkpoint(written.folder) as checkpoint,

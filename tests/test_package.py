@@ -31,6 +31,7 @@ ORDER = (
     ("kda", "staging"),
     ("checkpoint",),
     ("bind",),
+    ("stager",),
     ("stream",),
     ("interop",),
     ("testing",),

@@ -1,0 +1,95 @@
+"""The thread of a stream: it stages one layer after the other into free slots."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from .bind import KdaBindReport, KdaWeights, Via, bind_kda_weights
+from .checkpoint.checkpoint import Checkpoint
+from .checkpoint.layer import LayerIndex
+from .errors import ErrorCode, StreamError
+from .kda.config import KdaConfig
+from .limits import BELL_SECONDS
+from .staging.arena import PinnedArena
+
+Staged = tuple[KdaWeights, KdaBindReport]
+
+
+class Stager:
+    """What passes between a stream and its thread. The thread holds this, and not the stream.
+
+    No lock is in it that Ctrl-C could leave locked: plain attributes, each written by one side, and
+    a queue that serves as a bell. `began` and `ended` are the thread's, `stopping` the stream's.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: KdaConfig,
+        layers: Iterable[LayerIndex],
+        arena: PinnedArena,
+        via: Via,
+    ) -> None:
+        self.staged: deque[Staged] = deque()
+        self.failure: BaseException | None = None
+        self.began = False
+        self.ended = False
+        self.stopping = False
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._checkpoint = checkpoint
+        self._config = config
+        self._layers = layers
+        self.arena = arena
+        self._via = via
+
+    # the stream's side
+
+    def wait_for_bell(self) -> None:
+        """Wait until the thread has done something, at most `BELL_SECONDS`."""
+        with suppress(Empty):
+            self._bell.get(timeout=BELL_SECONDS)
+
+    def stop(self) -> None:
+        """Have the thread end, and wait for it; one that has not begun will do nothing."""
+        self.stopping = True
+        self.arena.wake()
+        while self.began and not self.ended:
+            self.wait_for_bell()
+
+    # the thread's side
+
+    def run(self) -> None:
+        """Stage every layer; an error is left in `failure`."""
+        self.began = True
+        try:
+            for index in self._layers:
+                if not self._stage(index):
+                    break
+        except BaseException as error:  # handed to the consumer, who raises it
+            self.failure = None if self._is_stopping() else error
+        self.ended = True
+        self._bell.put(None)
+
+    def _stage(self, index: LayerIndex) -> bool:
+        """Fill one slot with one layer; False when the stream is being closed."""
+        slot = self.arena.wait_for_slot(self._is_stopping)
+        if slot is None:
+            return False
+        source = self._checkpoint.layer(index)
+        self.staged.append(
+            bind_kda_weights(
+                self._config, index, source, into=slot, via=self._via, between=self._stop_if_closing
+            )
+        )
+        self._bell.put(None)
+        return True
+
+    def _is_stopping(self) -> bool:
+        return self.stopping
+
+    def _stop_if_closing(self) -> None:
+        if self._is_stopping():
+            raise StreamError(ErrorCode.STREAM_STOPPED, "the stream was closed")
