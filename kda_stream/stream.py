@@ -242,8 +242,9 @@ class KdaLayerStream(Closing):
             self._past = [past for past in self._past if past() is not None]
         if len(self._past) > 1:
             self._refuse_collecting()
-        if self._current is not None and self._current.weights.lease.release_unless_held():
-            self._past.append(weakref.ref(self._current))
+        layer = self._current  # read once: close() in another thread may clear it
+        if layer is not None and layer.weights.lease.release_unless_held():
+            self._past.append(weakref.ref(layer))
         self._current = None
 
     def _refuse_collecting(self) -> NoReturn:
