@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,8 +22,8 @@ Staged = tuple[KdaWeights, KdaBindReport]
 class Stager:
     """What passes between a stream and its thread. The thread holds this, and not the stream.
 
-    No lock is in it that Ctrl-C could leave locked: plain attributes, each written by one side, and
-    a queue that serves as a bell. `began` and `ended` are the thread's, `stopping` the stream's.
+    No lock is in it that Ctrl-C could leave locked: plain attributes and a queue that serves as a
+    bell. `ended` is set by the thread, `stopping` by the stream, `began` by whichever is first.
     """
 
     def __init__(
@@ -46,6 +47,15 @@ class Stager:
         self._via = via
 
     # the stream's side
+
+    def start(self) -> None:
+        """Begin to stage in a thread of its own; raises RuntimeError when there can be none.
+
+        In one step: threading.Thread.start waits under a lock, and Ctrl-C there would leave the
+        lock locked and the new thread waiting for it for ever.
+        """
+        start_new_thread(self.run, ())
+        self.began = True
 
     def wait_for_bell(self) -> None:
         """Wait until the thread has done something, at most `BELL_SECONDS`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -33,7 +32,6 @@ from .errors import (
 from .kda.check import joint_refusal
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.config import KdaConfig
-from .limits import BELL_SECONDS
 from .stager import Stager
 from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
 
@@ -116,7 +114,6 @@ class KdaLayerStream(Closing):
         self._slots = slots
         self._lock_policy = lock
         self._via = via
-        self._thread: threading.Thread | None = None
         self._stager: Stager | None = None
         self._process = os.getpid()
         self._current: KdaLayer | None = None
@@ -135,22 +132,19 @@ class KdaLayerStream(Closing):
         slot_bytes = kda_slot_bytes(self._config)
         arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock_policy)
         self._stager = Stager(self._checkpoint, self._config, self.layers, arena, self._via)
-        self._thread = threading.Thread(target=self._stager.run, name="kda-stream", daemon=True)
         try:
-            self._thread.start()
-        except BaseException as error:  # the body is not entered, so nobody else would close
+            self._stager.start()
+        except RuntimeError as error:
             self.close()
-            if isinstance(error.__context__, KeyboardInterrupt):
-                # Thread.start, interrupted where it waits, fails at a lock it no longer has.
-                raise error.__context__ from None
-            if not isinstance(error, RuntimeError):
-                raise
             raise StreamError(
                 ErrorCode.STREAM_NO_THREAD,
                 "no thread can be started for the stream",
                 got=str(error),
                 hint="raise the limits on threads and on address space",
             ) from None
+        except BaseException:  # the body is not entered, so nobody else would close
+            self.close()
+            raise
         return self
 
     def __iter__(self) -> Iterator[KdaLayer]:
@@ -204,8 +198,6 @@ class KdaLayerStream(Closing):
         if self._stager is None or os.getpid() != self._process:  # fork took no thread along
             return
         self._stager.stop()
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(BELL_SECONDS)
         self._stager.staged.clear()
         self._current = None
         self._stager.arena.close()

@@ -23,6 +23,9 @@ from kda_stream.staging.native import extension
 
 RunPython = Callable[..., Any]
 
+# A process that was started in the background, as this one may have been, ignores SIGINT.
+SIGINT_RAISES = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
@@ -59,7 +62,13 @@ def run_python(tmp_path: Path) -> RunPython:
         script: str, *arguments: object, seconds: float = 60, flags: tuple[str, ...] = ()
     ) -> Any:
         done = subprocess.run(
-            [sys.executable, *flags, "-c", textwrap.dedent(script), *map(str, arguments)],
+            [
+                sys.executable,
+                *flags,
+                "-c",
+                SIGINT_RAISES + textwrap.dedent(script),
+                *map(str, arguments),
+            ],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -81,7 +90,7 @@ def interrupt_python(tmp_path: Path) -> RunPython:
 
     def run(script: str, *arguments: object, after: float = 0.25, seconds: float = 60) -> Any:
         with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+            [sys.executable, "-c", SIGINT_RAISES + textwrap.dedent(script), *map(str, arguments)],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

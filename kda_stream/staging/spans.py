@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,30 +71,12 @@ class CopyPlan:
         """
         ffi, lib = extension()
         cursor = ffi.new("kda_cursor *")
-        # Left to the collector, a pointer into a memoryview crashes Python before 3.12.4
-        # (gh-77894): an error's traceback keeps this frame, so the pointers end with it.
-        with ExitStack() as held:
-
-            def pointer(buffer: memoryview | bytes, *, writable: bool = False) -> Any:
-                array = ffi.from_buffer("unsigned char[]", buffer, require_writable=writable)
-                return held.enter_context(array)
-
-            target = pointer(destination, writable=True)
-            table = ffi.new("kda_span[]", len(self.spans))
+        table = ffi.new("kda_span[]", len(self.spans))
+        kept: list[memoryview] = []  # so that no memory goes under the copy
+        try:
+            target = _pointer(destination, kept, writable=True)
             for row, span in zip(table, self.spans, strict=True):
-                try:
-                    _fill_row(row, span, pointer)
-                except (OverflowError, TypeError, BufferError) as error:
-                    raise span_error(str(error), span.tensor, span.path, str(span)) from None
-                except ValueError as error:  # the source's memory was given back meanwhile
-                    raise ClosedError(
-                        ErrorCode.MEMORY_GIVEN_BACK,
-                        "the source was closed before it was copied",
-                        path=span.path,
-                        tensor=span.tensor,
-                        got=str(error),
-                        hint="close the checkpoint after the load",
-                    ) from None
+                _fill_row(row, span, kept)
             status = lib.KDA_PAUSED
             while status == lib.KDA_PAUSED:
                 status = lib.kda_spans_copy(
@@ -103,22 +84,53 @@ class CopyPlan:
                 )
                 if status == lib.KDA_PAUSED and between is not None:
                     between()
+        finally:
+            kept.clear()
         if status != lib.KDA_OK:
             at = self.spans[cursor.span]
             raise copy_error(status, cursor.error, tensor=at.tensor, path=at.path, span=str(at))
 
 
-def _fill_row(row: Any, span: Span, pointer: Callable[[memoryview | bytes], Any]) -> None:
-    """Set a `kda_span` to `span`; raises OverflowError for a number that its field cannot hold."""
+def _fill_row(row: Any, span: Span, kept: list[memoryview]) -> None:
+    """Set a `kda_span` to `span`; raises `SpanError` for what it cannot hold."""
     lib = extension()[1]
     source = span.source
-    if isinstance(source, FileRange):
-        row.kind, row.fd, row.file_offset = lib.KDA_FILE, source.descriptor, source.offset
-    else:
-        row.kind = lib.KDA_MAPPED if span.mapped else lib.KDA_MEMORY
-        row.source = pointer(source)
-    row.source_bytes = source.nbytes
-    row.rows = span.rows
-    row.row_bytes = span.row_bytes
-    row.row_stride = span.row_stride
-    row.destination = span.destination
+    try:
+        if isinstance(source, FileRange):
+            row.kind, row.fd, row.file_offset = lib.KDA_FILE, source.descriptor, source.offset
+        else:
+            row.kind = lib.KDA_MAPPED if span.mapped else lib.KDA_MEMORY
+            row.source = _pointer(source, kept)
+        row.source_bytes = source.nbytes
+        row.rows = span.rows
+        row.row_bytes = span.row_bytes
+        row.row_stride = span.row_stride
+        row.destination = span.destination
+    except (OverflowError, TypeError, BufferError) as error:
+        raise span_error(str(error), span.tensor, span.path, str(span)) from None
+    except ValueError as error:  # the source's memory was given back meanwhile
+        raise ClosedError(
+            ErrorCode.MEMORY_GIVEN_BACK,
+            "the source was closed before it was copied",
+            path=span.path,
+            tensor=span.tensor,
+            got=str(error),
+            hint="close the checkpoint after the load",
+        ) from None
+
+
+def _pointer(buffer: memoryview, kept: list[memoryview], *, writable: bool = False) -> Any:
+    """A bare pointer to the bytes of `buffer`, which a slice of it in `kept` keeps alive.
+
+    cffi's own pointer into a buffer lives for one expression and gets no name. A traceback would
+    keep it, and where the collector meets it there with its memoryview, Python before 3.12.4
+    crashes (gh-77894); Ctrl-C can make a traceback of any line.
+    """
+    ffi, _ = extension()
+    kept.append(memoryview(buffer)[:])
+    return ffi.cast(
+        "unsigned char *",
+        ffi.cast(
+            "uintptr_t", ffi.from_buffer("unsigned char[]", kept[-1], require_writable=writable)
+        ),
+    )
