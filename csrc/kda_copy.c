@@ -1,277 +1,60 @@
-/* kda_copy.c: see kda_copy.h, where the contracts are. */
+/* kda_copy.c: threads that bring in a list of spans, piece by piece. See kda_copy.h. */
+#define _DEFAULT_SOURCE
 #if defined(__APPLE__)
 #define _DARWIN_C_SOURCE
-#else
-#define _DEFAULT_SOURCE /* madvise */
 #endif
-#define _FILE_OFFSET_BITS 64
 
 #include "kda_copy.h"
 
-#include <errno.h>
-#include <fcntl.h>
+#include "kda_guard.h"
+#include "kda_pieces.h"
+
+#include <pthread.h>
+#include <signal.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/types.h>
 #include <time.h>
-#include <unistd.h>
 
-#if defined(__linux__) && !defined(MADV_POPULATE_READ)
-#define MADV_POPULATE_READ 22 /* Linux 5.14; older headers do not name it */
-#endif
+/* The pieces that threads take: from the size at which system calls and the clock cost nothing, and
+ * a slow disk (20 MB/s) still lets the caller answer a signal within a tenth of a second, to the
+ * size at which the fastest disks and memory gain no more. */
+#define KDA_PIECE_BYTES_MIN ((uint64_t)1 << 20)
+#define KDA_PIECE_BYTES_MAX ((uint64_t)8 << 20)
+#define KDA_DIRECT_BYTES_MAX ((uint64_t)4 << 20)
 
-/* One piece: what is faulted in, read or copied between two looks at the clock. Large enough that
- * the system call and the clock cost nothing against it, small enough that a slow disk
- * (20 MB/s) still lets the caller answer a signal within a tenth of a second. */
-#define KDA_PIECE_BYTES ((uint64_t)1 << 20)
+/* A piece that took less is followed by a longer one, one that took more by a shorter one. */
+#define KDA_QUICK_NANOSECONDS ((uint64_t)4000000)
+#define KDA_SLOW_NANOSECONDS ((uint64_t)20000000)
 
-/* How far ahead of a read the kernel is told of the next one, where it cannot guess it. */
-#define KDA_AHEAD_BYTES (3 * KDA_PIECE_BYTES)
+/* More do not help: memory is full at two, and disks at a few reads in flight. */
+#define KDA_THREADS_MAX 16
 
-/* Rows with no more than this between them are had from the disk together with what is between:
- * that is faster than to seek past it. Rows that are further apart are had one by one. */
-#define KDA_GAP_BYTES ((uint64_t)64 << 10)
+/* Enough for the deepest call here, under the sanitizers too. */
+#define KDA_STACK_BYTES ((size_t)256 << 10)
 
-/* A span with its sizes worked out. Rows that adjoin in the source are one long row here. */
-typedef struct kda_shape {
-    uint64_t row_bytes;
-    uint64_t row_stride;
-    uint64_t bytes;  /* all rows, as they land in the destination */
-    uint64_t extent; /* from the first row's first byte to the last row's last, in the source */
-} kda_shape;
+#define KDA_BLOCK_BYTES_MIN ((uint64_t)512)
+#define KDA_BLOCK_BYTES_MAX ((uint64_t)64 << 10)
 
-static int kda_multiply(uint64_t a, uint64_t b, uint64_t *product)
-{
-    if (b != 0 && a > UINT64_MAX / b)
-        return KDA_SIZE_OVERFLOW;
-    *product = a * b;
-    return KDA_OK;
-}
+/* One copy, shared by its threads. What stands below the lock is under it. */
+typedef struct kda_copy {
+    const kda_span *spans;
+    size_t count;
+    unsigned char *destination;
+    const kda_means *means;
+    uint64_t bounce_bytes; /* of one thread */
+    uint64_t begun;        /* when, by kda_now */
+    pthread_mutex_t lock;
+    kda_cursor next;   /* what is to be taken next */
+    int taken;         /* whether any piece was */
+    int status;        /* not KDA_OK: nothing more is taken */
+    int failed;        /* whether a piece failed */
+    kda_cursor fault;  /* the first piece that failed, in the order of the list */
+} kda_copy;
 
-static uint64_t kda_least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* 1 when `bytes` from `start` on cannot all have an address. */
-static int kda_wraps(uintptr_t start, uint64_t bytes)
-{
-    return bytes > UINTPTR_MAX - start;
-}
-
-/* Fills `shape`, which is all zero for an empty span. */
-static int kda_shape_of(const kda_span *span, kda_shape *shape)
-{
-    uint64_t gaps;
-
-    memset(shape, 0, sizeof *shape);
-    if (span->rows == 0 || span->row_bytes == 0)
-        return KDA_OK;
-    if (kda_multiply(span->rows, span->row_bytes, &shape->bytes) != KDA_OK)
-        return KDA_SIZE_OVERFLOW;
-    if (span->rows == 1 || span->row_stride == span->row_bytes) {
-        shape->row_bytes = shape->row_stride = shape->extent = shape->bytes;
-        return KDA_OK;
-    }
-    if (kda_multiply(span->rows - 1, span->row_stride, &gaps) != KDA_OK)
-        return KDA_SIZE_OVERFLOW;
-    if (gaps > UINT64_MAX - span->row_bytes)
-        return KDA_SIZE_OVERFLOW;
-    shape->row_bytes = span->row_bytes;
-    shape->row_stride = span->row_stride;
-    shape->extent = gaps + span->row_bytes;
-    return KDA_OK;
-}
-
-/* 1 when the rows lie apart in the source, but so little that the gaps are read along. */
-static int kda_has_short_gaps(const kda_shape *shape)
-{
-    uint64_t gap = shape->row_stride - shape->row_bytes;
-
-    return gap != 0 && gap <= KDA_GAP_BYTES;
-}
-
-/* Checks the fields that say what the source is, and that its rows can have addresses. */
-static int kda_check_source(const kda_span *span, kda_shape *shape)
-{
-    int is_empty = span->rows == 0 || span->row_bytes == 0;
-
-    if (span->kind != KDA_MEMORY && span->kind != KDA_MAPPED && span->kind != KDA_FILE)
-        return KDA_BAD_ARGUMENT;
-    if (span->kind == KDA_FILE && span->fd < 0)
-        return KDA_BAD_ARGUMENT;
-    if (span->kind != KDA_FILE && span->source == NULL && !is_empty)
-        return KDA_BAD_ARGUMENT;
-    if (kda_shape_of(span, shape) != KDA_OK)
-        return KDA_SIZE_OVERFLOW;
-    if (span->kind != KDA_FILE)
-        return kda_wraps((uintptr_t)span->source, shape->extent) ? KDA_SIZE_OVERFLOW : KDA_OK;
-    if (span->file_offset > INT64_MAX || shape->extent > INT64_MAX - span->file_offset)
-        return KDA_SIZE_OVERFLOW;
-    return KDA_OK;
-}
-
-/* 1 when the rows of a source in memory lie, in whole or in part, in the destination. */
-static int kda_overlaps(const kda_span *span, uint64_t extent, const unsigned char *destination,
-                        uint64_t destination_bytes)
-{
-    uintptr_t from = (uintptr_t)span->source;
-    uintptr_t to = (uintptr_t)destination;
-
-    if (span->kind == KDA_FILE || extent == 0)
-        return 0;
-    return from < to ? extent > to - from : destination_bytes > from - to;
-}
-
-/* Checks one span. `*used` is where the one before it ends; moved to where this one ends. */
-static int kda_check_span(const kda_span *span, const unsigned char *destination,
-                          uint64_t destination_bytes, uint64_t *used)
-{
-    kda_shape shape;
-    int status = kda_check_source(span, &shape);
-
-    if (status != KDA_OK)
-        return status;
-    if (span->destination > UINT64_MAX - shape.bytes)
-        return KDA_SIZE_OVERFLOW;
-    if (span->rows > 1 && span->row_stride < span->row_bytes)
-        return KDA_STRIDE_SHORT;
-    if (shape.extent > span->source_bytes)
-        return KDA_SOURCE_SHORT;
-    if (span->destination + shape.bytes > destination_bytes)
-        return KDA_DESTINATION_SHORT;
-    if (span->destination < *used)
-        return KDA_DESTINATION_OVERLAP;
-    if (kda_overlaps(span, shape.extent, destination, destination_bytes))
-        return KDA_SOURCE_OVERLAP;
-    *used = span->destination + shape.bytes;
-    return KDA_OK;
-}
-
-int kda_spans_check(const kda_span *spans, size_t count, const unsigned char *destination,
-                    uint64_t destination_bytes, size_t *failed)
-{
-    uint64_t used = 0;
-
-    if (failed == NULL)
-        return KDA_BAD_ARGUMENT;
-    *failed = 0;
-    if (spans == NULL && count != 0)
-        return KDA_BAD_ARGUMENT;
-    if (destination == NULL && destination_bytes != 0)
-        return KDA_BAD_ARGUMENT;
-    if (kda_wraps((uintptr_t)destination, destination_bytes))
-        return KDA_SIZE_OVERFLOW;
-    for (; *failed < count; ++*failed) {
-        int status = kda_check_span(&spans[*failed], destination, destination_bytes, &used);
-        if (status != KDA_OK)
-            return status;
-    }
-    return KDA_OK;
-}
-
-/* Answers with `status` and leaves errno where the caller finds it. */
-static int kda_fail(kda_cursor *cursor, int status)
-{
-    cursor->error = errno;
-    return status;
-}
-
-#ifdef MADV_POPULATE_READ
-/* Where the page that holds `start` begins. */
-static uintptr_t kda_page_of(const unsigned char *start)
-{
-    uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
-
-    return (uintptr_t)start & ~(page_bytes - 1);
-}
-#endif
-
-/* Has the kernel map the pages of these bytes, reading them from the disk where it must. */
-static int kda_fault_in(const unsigned char *start, size_t bytes, kda_cursor *cursor)
-{
-#ifdef MADV_POPULATE_READ
-    uintptr_t page = kda_page_of(start);
-
-    if (madvise((void *)page, (uintptr_t)start - page + bytes, MADV_POPULATE_READ) == 0)
-        return KDA_OK;
-    if (errno == EINTR || errno == EAGAIN)
-        return KDA_PAUSED;
-    return kda_fail(cursor, errno == EINVAL ? KDA_NO_POPULATE : KDA_SOURCE_FAULT);
-#else
-    (void)start;
-    (void)bytes;
-    errno = ENOSYS;
-    return kda_fail(cursor, KDA_NO_POPULATE);
-#endif
-}
-
-/* Copies one piece of a source in memory: at most KDA_PIECE_BYTES of it, gaps included. */
-static int kda_copy_memory(const kda_span *span, const kda_shape *shape, unsigned char *destination,
-                           kda_cursor *cursor)
-{
-    uint64_t within = cursor->done % shape->row_bytes;
-    uint64_t from = cursor->done / shape->row_bytes * shape->row_stride + within;
-    uint64_t bytes = kda_least(shape->row_bytes - within, KDA_PIECE_BYTES);
-    uint64_t end = from + bytes;
-
-    if (kda_has_short_gaps(shape))
-        end = from + kda_least(shape->extent - from, KDA_PIECE_BYTES);
-    if (span->kind == KDA_MAPPED) {
-        int status = kda_fault_in(span->source + from, (size_t)(end - from), cursor);
-        if (status != KDA_OK)
-            return status;
-    }
-    while (from < end) {
-        bytes = kda_least(shape->row_bytes - within, end - from);
-        memcpy(destination + span->destination + cursor->done, span->source + from, (size_t)bytes);
-        cursor->done += bytes;
-        from += shape->row_stride - within;
-        within = 0;
-    }
-    return KDA_OK;
-}
-
-/* Tells the kernel, once a piece, that rows with short gaps will be read along with their gaps.
- * Left alone, it takes that for random access and has them from the disk one at a time. */
-static void kda_expect_rows(const kda_span *span, const kda_shape *shape, uint64_t from)
-{
-#ifdef POSIX_FADV_WILLNEED
-    uint64_t before = from - kda_least(from, shape->row_stride); /* where the last read began */
-    uint64_t start = from == 0 ? 0 : from + KDA_AHEAD_BYTES;
-    uint64_t bytes = from == 0 ? KDA_AHEAD_BYTES + KDA_PIECE_BYTES : KDA_PIECE_BYTES;
-
-    if (!kda_has_short_gaps(shape) || start >= shape->extent)
-        return;
-    if (from == 0 || from / KDA_PIECE_BYTES != before / KDA_PIECE_BYTES)
-        (void)posix_fadvise(span->fd, (off_t)(span->file_offset + start),
-                            (off_t)kda_least(bytes, shape->extent - start), POSIX_FADV_WILLNEED);
-#else
-    (void)span;
-    (void)shape;
-    (void)from;
-#endif
-}
-
-/* Reads one piece of a file: at most KDA_PIECE_BYTES of one row. */
-static int kda_read_file(const kda_span *span, const kda_shape *shape, unsigned char *destination,
-                         kda_cursor *cursor)
-{
-    uint64_t within = cursor->done % shape->row_bytes;
-    uint64_t from = cursor->done / shape->row_bytes * shape->row_stride + within;
-    uint64_t bytes = kda_least(shape->row_bytes - within, KDA_PIECE_BYTES);
-    ssize_t got;
-
-    kda_expect_rows(span, shape, from);
-    got = pread(span->fd, destination + span->destination + cursor->done, (size_t)bytes,
-                (off_t)(span->file_offset + from));
-    if (got < 0)
-        return errno == EINTR ? KDA_PAUSED : kda_fail(cursor, KDA_READ_FAILED);
-    if (got == 0)
-        return KDA_FILE_END;
-    cursor->done += (uint64_t)got;
-    return KDA_OK;
-}
+typedef struct kda_worker {
+    kda_copy *copy;
+    kda_bounce bounce;
+    pthread_t thread;
+} kda_worker;
 
 /* Nanoseconds on a clock that only moves forward. */
 static uint64_t kda_now(void)
@@ -282,64 +65,234 @@ static uint64_t kda_now(void)
     return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
 }
 
-/* Checks the arguments of a copy, and that the cursor lies in the list. */
-static int kda_check_copy(const kda_span *spans, size_t count, const unsigned char *destination,
-                          uint64_t destination_bytes, kda_cursor *cursor)
+/* 1 when the caller wants the copy to pause before the next piece. */
+static int kda_is_over(const kda_copy *copy)
+{
+    const kda_means *means = copy->means;
+
+    if (means->stop != NULL && __atomic_load_n(means->stop, __ATOMIC_RELAXED) != 0)
+        return 1;
+    return copy->taken && kda_now() - copy->begun >= means->nanoseconds_max;
+}
+
+/* Finds the next piece, under the lock; 0 when the list is done. */
+static int kda_next_piece(kda_copy *copy, uint64_t bytes_max, kda_piece *piece)
+{
+    for (; copy->next.span < copy->count; copy->next.span++, copy->next.done = 0) {
+        piece->span = &copy->spans[copy->next.span];
+        kda_shape_of(piece->span, &piece->shape);
+        if (copy->next.done == piece->shape.bytes)
+            continue;
+        piece->index = copy->next.span;
+        piece->done = copy->next.done;
+        piece->error = 0;
+        if (piece->span->kind == KDA_DIRECT)
+            bytes_max = kda_least(bytes_max, KDA_DIRECT_BYTES_MAX);
+        kda_piece_cut(piece, bytes_max);
+        return 1;
+    }
+    return 0;
+}
+
+/* Takes the next piece for a thread; 0 when there is none for it. */
+static int kda_take(kda_copy *copy, uint64_t bytes_max, kda_piece *piece)
+{
+    int is_taken = 0;
+
+    pthread_mutex_lock(&copy->lock);
+    if (copy->status == KDA_OK && kda_next_piece(copy, bytes_max, piece)) {
+        if (kda_is_over(copy)) {
+            copy->status = KDA_PAUSED;
+        } else {
+            copy->next.done = piece->end;
+            copy->taken = is_taken = 1;
+        }
+    }
+    pthread_mutex_unlock(&copy->lock);
+    return is_taken;
+}
+
+/* Notes that a piece failed; the first in the list is the one that counts. */
+static void kda_give_up(kda_copy *copy, const kda_piece *piece, int status)
+{
+    const kda_cursor *fault = &copy->fault;
+
+    pthread_mutex_lock(&copy->lock);
+    if (!copy->failed || piece->index < fault->span ||
+        (piece->index == fault->span && piece->done < fault->done)) {
+        copy->failed = 1;
+        copy->status = status;
+        copy->fault.span = piece->index;
+        copy->fault.done = piece->done;
+        copy->fault.error = piece->error;
+    }
+    pthread_mutex_unlock(&copy->lock);
+}
+
+/* Brings in pieces until there are no more, or one fails. */
+static void *kda_work(void *argument)
+{
+    const kda_worker *worker = argument;
+    uint64_t bytes = KDA_PIECE_BYTES_MIN;
+    kda_piece piece;
+
+    while (kda_take(worker->copy, bytes, &piece)) {
+        uint64_t begun = kda_now();
+        int status = kda_piece_move(&piece, worker->copy->destination, &worker->bounce);
+        uint64_t took = kda_now() - begun;
+
+        if (status != KDA_OK) {
+            kda_give_up(worker->copy, &piece, status);
+            break;
+        }
+        if (took < KDA_QUICK_NANOSECONDS && bytes < KDA_PIECE_BYTES_MAX)
+            bytes *= 2;
+        else if (took > KDA_SLOW_NANOSECONDS && bytes > KDA_PIECE_BYTES_MIN)
+            bytes /= 2;
+    }
+    return NULL;
+}
+
+/* How many threads are worth their start for what is left. */
+static unsigned kda_threads_for(const kda_copy *copy)
+{
+    uint64_t pieces = 0;
+    size_t i;
+
+    for (i = copy->next.span; i < copy->count && pieces < KDA_THREADS_MAX; i++) {
+        kda_shape shape;
+        kda_shape_of(&copy->spans[i], &shape);
+        pieces += shape.bytes / KDA_PIECE_BYTES_MIN;
+    }
+    pieces = kda_least(pieces, kda_least(copy->means->threads, KDA_THREADS_MAX));
+    return pieces == 0 ? 1 : (unsigned)pieces;
+}
+
+/* Begins `count` more threads, or as many as the system gives; how many. They take no signals:
+ * these are for the caller's threads. */
+static unsigned kda_begin(kda_worker *workers, unsigned count)
+{
+    pthread_attr_t attributes;
+    sigset_t all;
+    sigset_t before;
+    unsigned begun = 0;
+
+    if (count == 0 || pthread_attr_init(&attributes) != 0)
+        return 0;
+    (void)pthread_attr_setstacksize(&attributes, KDA_STACK_BYTES);
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* a fault in a guarded copy */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (begun < count &&
+           pthread_create(&workers[begun].thread, &attributes, kda_work, &workers[begun]) == 0)
+        begun++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return begun;
+}
+
+/* Brings in what is left, in this thread and in others, which have ended when it returns. */
+static void kda_run_threads(kda_copy *copy)
+{
+    kda_worker workers[KDA_THREADS_MAX];
+    unsigned threads = kda_threads_for(copy);
+    unsigned begun;
+    unsigned i;
+
+    for (i = 0; i < threads; i++) {
+        workers[i].copy = copy;
+        workers[i].bounce.memory = copy->means->bounce;
+        if (copy->bounce_bytes != 0)
+            workers[i].bounce.memory += i * copy->bounce_bytes;
+        workers[i].bounce.bytes = copy->bounce_bytes;
+        workers[i].bounce.block_bytes = copy->means->block_bytes;
+    }
+    begun = kda_begin(workers + 1, threads - 1);
+    kda_work(&workers[0]);
+    for (i = 1; i <= begun; i++)
+        pthread_join(workers[i].thread, NULL);
+}
+
+/* Checks what reading whole blocks needs, and works out each thread's part of the bounce memory. */
+static int kda_check_bounce(const kda_means *means, uint64_t *each)
+{
+    uint64_t block = means->block_bytes;
+    uint64_t threads = kda_least(means->threads == 0 ? 1 : means->threads, KDA_THREADS_MAX);
+
+    if (block < KDA_BLOCK_BYTES_MIN || block > KDA_BLOCK_BYTES_MAX || (block & (block - 1)) != 0)
+        return KDA_BAD_ARGUMENT;
+    if (means->bounce == NULL || (uintptr_t)means->bounce % block != 0)
+        return KDA_BAD_ARGUMENT;
+    *each = means->bounce_bytes / threads / block * block;
+    return *each == 0 ? KDA_BAD_ARGUMENT : KDA_OK;
+}
+
+/* Checks the means and the cursor against the list, which is right already. */
+static int kda_check_copy(kda_copy *copy, const kda_cursor *cursor)
 {
     kda_shape shape;
-    size_t failed;
-    int status = kda_spans_check(spans, count, destination, destination_bytes, &failed);
+    int status = KDA_OK;
+    size_t i;
 
-    if (status != KDA_OK) {
-        cursor->span = failed;
-        cursor->done = 0;
-        return status;
-    }
-    if (cursor->span > count)
+    if (cursor->span > copy->count)
         return KDA_BAD_ARGUMENT;
     memset(&shape, 0, sizeof shape);
-    if (cursor->span < count)
-        kda_shape_of(&spans[cursor->span], &shape);
-    return cursor->done > shape.bytes ? KDA_BAD_ARGUMENT : KDA_OK;
+    if (cursor->span < copy->count)
+        kda_shape_of(&copy->spans[cursor->span], &shape);
+    if (cursor->done > shape.bytes)
+        return KDA_BAD_ARGUMENT;
+    for (i = 0; i < copy->count && status == KDA_OK && copy->bounce_bytes == 0; i++)
+        if (copy->spans[i].kind == KDA_DIRECT)
+            status = kda_check_bounce(copy->means, &copy->bounce_bytes);
+    return status;
+}
+
+/* Sets the guard when a mapped file is among the sources. */
+static int kda_set_guard(const kda_copy *copy, kda_cursor *cursor)
+{
+    size_t i;
+
+    for (i = copy->next.span; i < copy->count; i++)
+        if (copy->spans[i].kind == KDA_MAPPED) {
+            cursor->error = kda_guard_install();
+            return cursor->error == 0 ? KDA_OK : KDA_NO_GUARD;
+        }
+    return KDA_OK;
 }
 
 int kda_spans_copy(const kda_span *spans, size_t count, unsigned char *destination,
-                   uint64_t destination_bytes, uint64_t nanoseconds_max, kda_cursor *cursor)
+                   uint64_t destination_bytes, const kda_means *means, kda_cursor *cursor)
 {
-    uint64_t start = kda_now();
-    int pieces = 0;
+    kda_copy copy;
+    size_t failed;
     int status;
 
     if (cursor == NULL)
         return KDA_BAD_ARGUMENT;
     cursor->error = 0;
-    status = kda_check_copy(spans, count, destination, destination_bytes, cursor);
-    while (status == KDA_OK && cursor->span < count) {
-        const kda_span *span = &spans[cursor->span];
-        kda_shape shape;
-
-        kda_shape_of(span, &shape);
-        if (cursor->done == shape.bytes) {
-            cursor->span++;
-            cursor->done = 0;
-        } else if (pieces++ > 0 && kda_now() - start >= nanoseconds_max) {
-            status = KDA_PAUSED;
-        } else if (span->kind == KDA_FILE) {
-            status = kda_read_file(span, &shape, destination, cursor);
-        } else {
-            status = kda_copy_memory(span, &shape, destination, cursor);
-        }
+    if (means == NULL)
+        return KDA_BAD_ARGUMENT;
+    status = kda_spans_check(spans, count, destination, destination_bytes, &failed);
+    if (status != KDA_OK) {
+        cursor->span = failed;
+        cursor->done = 0;
+        return status;
     }
-    return status;
-}
-
-int kda_can_populate(void)
-{
-#ifdef MADV_POPULATE_READ
-    static const unsigned char probe[1] = {0};
-
-    return madvise((void *)kda_page_of(probe), 1, MADV_POPULATE_READ) == 0 || errno != EINVAL;
-#else
-    return 0;
-#endif
+    memset(&copy, 0, sizeof copy);
+    copy.spans = spans;
+    copy.count = count;
+    copy.destination = destination;
+    copy.means = means;
+    copy.begun = kda_now();
+    copy.next = *cursor;
+    status = kda_check_copy(&copy, cursor);
+    if (status == KDA_OK)
+        status = kda_set_guard(&copy, cursor);
+    if (status != KDA_OK)
+        return status;
+    pthread_mutex_init(&copy.lock, NULL);
+    kda_run_threads(&copy);
+    pthread_mutex_destroy(&copy.lock);
+    *cursor = copy.failed ? copy.fault : copy.next;
+    return copy.status;
 }

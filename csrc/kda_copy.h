@@ -3,7 +3,8 @@
  * A load is a list of spans. A span takes equally long rows out of a source (memory, a mapped
  * file or an open file) and lays them densely into the destination, which one list shares.
  * Joining three tensors is three spans with adjacent destinations; a column slice is a span whose
- * stride is longer than its row. The library allocates nothing, keeps no state and knows no Python.
+ * stride is longer than its row. The routine allocates nothing and knows no Python. It keeps no
+ * state but for the signal handler of kda_guard.h, which the first copy of a mapped file sets.
  *
  * What lies between the two "cffi" lines is also read by build_native.py, as it stands: it must
  * stay free of preprocessor lines.
@@ -31,27 +32,40 @@ enum kda_status {
     KDA_SOURCE_FAULT,        /* a page of a mapped source cannot be had; cursor->error = errno */
     KDA_FILE_END,            /* the file ends before the span does */
     KDA_READ_FAILED,         /* pread failed; cursor->error = errno */
-    KDA_NO_POPULATE          /* no MADV_POPULATE_READ here, or the mapping cannot be read */
+    KDA_NO_POPULATE,         /* no MADV_POPULATE_READ here, or the mapping cannot be read */
+    KDA_NO_GUARD             /* the handler of SIGBUS cannot be set; cursor->error = errno */
 };
 
 /* Where a span's bytes are. */
 enum kda_kind {
-    KDA_MEMORY = 0, /* memory that cannot fault: copied with memcpy */
-    KDA_MAPPED,     /* a mapped file: each window is faulted in by the kernel before the memcpy */
-    KDA_FILE        /* an open, seekable file: read with pread */
+    KDA_MEMORY = 0, /* memory that cannot fault */
+    KDA_MAPPED,     /* a mapped file: each window is faulted in, copied, and unmapped again */
+    KDA_FILE,       /* an open, seekable file: read with pread */
+    KDA_DIRECT      /* a file opened with O_DIRECT: whole blocks are read with pread */
 };
 
 typedef struct kda_span {
     int kind;                    /* enum kda_kind */
-    int fd;                      /* KDA_FILE: the descriptor; otherwise ignored */
+    int fd;                      /* KDA_FILE, KDA_DIRECT: the descriptor; otherwise ignored */
     const unsigned char *source; /* KDA_MEMORY, KDA_MAPPED: first byte; otherwise ignored */
-    uint64_t file_offset;        /* KDA_FILE: where in the file the source starts */
+    uint64_t file_offset;        /* KDA_FILE, KDA_DIRECT: where in the file the source starts */
     uint64_t source_bytes;       /* how many bytes the source has */
     uint64_t rows;               /* no rows, or rows of no bytes, copy nothing */
     uint64_t row_bytes;
     uint64_t row_stride;         /* from one row's start to the next in the source */
     uint64_t destination;        /* offset of the first row in the destination; rows land densely */
 } kda_span;
+
+/* How a list is copied: the caller's choices, none of which changes a byte of the outcome. */
+typedef struct kda_means {
+    uint64_t nanoseconds_max; /* see kda_spans_copy; UINT64_MAX means no limit */
+    const int *stop;          /* may be null; once it is not 0, no further piece is begun */
+    unsigned threads;         /* how many copy at once, the caller's among them; 0 counts as 1 */
+    uint64_t block_bytes;     /* KDA_DIRECT: what file offsets, sizes and addresses of reads are
+                                 multiples of: a power of two, 512 to 65,536; otherwise ignored */
+    unsigned char *bounce;    /* KDA_DIRECT: scratch memory at a multiple of block_bytes, of */
+    uint64_t bounce_bytes;    /* at least a block a thread; otherwise ignored */
+} kda_means;
 
 /* How far a list is. Zeroed by the caller before the first call, then left alone until KDA_OK. */
 typedef struct kda_cursor {
@@ -77,35 +91,44 @@ int kda_spans_check(const kda_span *spans, size_t count, const unsigned char *de
                     uint64_t destination_bytes, size_t *failed);
 
 /* Makes every check of kda_spans_check, on every call, and only then copies, from the cursor on,
- * until the list is done or `nanoseconds_max` have passed.
+ * until the list is done, or `means` asks to pause.
  *
- * spans, destination as for kda_spans_check, and the same ones on every call for one cursor.
- * nanoseconds_max    looked at after each MiB or read; one piece is always copied, so 0 means one
- *                    piece and every call makes progress. UINT64_MAX means no limit.
+ * spans, destination as for kda_spans_check, and the same ones on every call for one cursor. A
+ *                    KDA_DIRECT span is one row, or rows that adjoin.
+ * means              never null. Its time is looked at before each piece, of a MiB at first and of
+ *                    up to 8 where they go fast; one piece is always copied, so that 0 means one
+ *                    piece and every call makes progress. *stop may be set by another thread.
  * cursor             never null. span <= count, done within that span.
  *
  * Returns
  *   KDA_OK             all rows of all spans are in the destination; cursor->span is `count`.
- *   KDA_PAUSED         time is up, or the kernel answered EINTR (or EAGAIN, for a page). The cursor
- *                      says how far the copy is. The caller looks at its signals and calls again.
+ *   KDA_PAUSED         time is up, *stop is set, or the kernel answered EINTR (or EAGAIN, for a
+ *                      page). The cursor says how far the copy is. The caller looks at its signals
+ *                      and calls again.
  *   KDA_BAD_ARGUMENT to KDA_SOURCE_OVERLAP
  *                      a check failed and this call has written no byte of the destination.
- *                      cursor->span is the span at fault and done 0; a cursor outside the list is
- *                      left as it is.
- *   KDA_SOURCE_FAULT, KDA_FILE_END, KDA_READ_FAILED, KDA_NO_POPULATE
+ *                      cursor->span is the span at fault and done 0; a cursor or means outside
+ *                      their rules leave the cursor as it is.
+ *   KDA_SOURCE_FAULT, KDA_FILE_END, KDA_READ_FAILED, KDA_NO_POPULATE, KDA_NO_GUARD
  *                      the source failed at cursor->span. Everything up to the cursor is in the
- *                      destination; after it, up to one piece may hold anything. The same cursor
- *                      may be tried again.
+ *                      destination; after it, the spans' own bytes may hold anything. The same
+ *                      cursor may be tried again.
  *
- * A page of a KDA_MAPPED source which cannot be read is an answer, not a signal, as long as the
- * file is not cut short between the fault-in of a window and its memcpy, some hundred
- * microseconds later. A caller who cannot rule that out uses KDA_FILE.
+ * A page of a KDA_MAPPED source which cannot be read is an answer, not a signal, also when the
+ * file is cut short while it is copied: see kda_guard.h. Its pages leave the process after the
+ * copy and stay in the page cache.
+ * Bytes of the destination that no span covers are left as they are, by KDA_DIRECT too: blocks
+ * land in place where the destination's address and the file's offset agree modulo block_bytes,
+ * but for the first and the last of a span; these, and all others, go through the bounce memory.
  * Gaps of up to 64 KiB between rows are had from the disk along with the rows, and may stay in the
  * page cache with them; longer gaps are not read.
- * Files must not be opened with O_DIRECT. Their offset is neither used nor moved.
- * Threads may call this at once when no two share a cursor or a part of a destination. */
+ * A KDA_FILE must not be opened with O_DIRECT. Files' offsets are neither used nor moved.
+ * The threads are begun and ended within the call, with every signal blocked; where the system
+ * gives fewer than asked for, the copy goes on with these.
+ * Threads may call this at once when no two share a cursor, a bounce memory or a part of a
+ * destination. */
 int kda_spans_copy(const kda_span *spans, size_t count, unsigned char *destination,
-                   uint64_t destination_bytes, uint64_t nanoseconds_max, kda_cursor *cursor);
+                   uint64_t destination_bytes, const kda_means *means, kda_cursor *cursor);
 
 /* Returns 1 when the running kernel can fault in a KDA_MAPPED source, else 0: then KDA_MAPPED
  * gives KDA_NO_POPULATE, and KDA_FILE is the way. Asks the kernel each time; writes nothing.

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         KdaWeights,
         bind_kda_weights,
         check_kda_weights,
-        kda_slot_bytes,
     )
     from .checkpoint.checkpoint import Checkpoint, OpenReport, open_checkpoint
     from .checkpoint.header import Header, TensorInfo
@@ -62,8 +61,10 @@ if TYPE_CHECKING:
     from .kda.config import KdaConfig
     from .kda.source import KdaTensorSource, RawTensor
     from .kda.tensors import DSA_MARKERS, KDA_TENSORS, TensorSpec
+    from .layout import kda_slot_bytes
     from .staging.arena import Lease, LockReport, PinnedArena, Slot
-    from .staging.spans import CopyPlan, FileRange, Span
+    from .staging.reading import ReadReport
+    from .staging.spans import CopyPlan, CopyStop, FileRange, Span
     from .stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
 
 __version__ = "0.1.0"
@@ -75,7 +76,6 @@ _HOMES = {
         "KdaWeights",
         "bind_kda_weights",
         "check_kda_weights",
-        "kda_slot_bytes",
     ),
     "checkpoint.checkpoint": (
         "Checkpoint",
@@ -131,14 +131,17 @@ _HOMES = {
         "KDA_TENSORS",
         "TensorSpec",
     ),
+    "layout": ("kda_slot_bytes",),
     "staging.arena": (
         "Lease",
         "LockReport",
         "PinnedArena",
         "Slot",
     ),
+    "staging.reading": ("ReadReport",),
     "staging.spans": (
         "CopyPlan",
+        "CopyStop",
         "FileRange",
         "Span",
     ),
@@ -164,6 +167,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "CopyPlan",
+    "CopyStop",
     "ErrorCode",
     "FileRange",
     "Header",
@@ -191,6 +195,7 @@ __all__ = [
     "PinnedArena",
     "ProblemKind",
     "RawTensor",
+    "ReadReport",
     "ShardIndexError",
     "ShardsMissingError",
     "Slot",

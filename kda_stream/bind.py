@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import NoneType
-from typing import Final, Literal
 
 from .dtypes import KdaDtype
 from .errors import ArgumentError, ErrorCode, SlotError
 from .kda.check import CheckedBlock, check_kda_block
 from .kda.config import KdaConfig
 from .kda.source import KdaTensorSource, RawTensor
-from .kda.tensors import ATTENTION_PREFIX, KDA_TENSORS, TensorSpec
+from .layout import (
+    CONV_FIELD,
+    FIELDS,
+    Layout,
+    fields_of,
+    kda_slot_bytes,
+    lay_out,
+    require_alignment,
+)
 from .limits import SLOT_ALIGNMENT_BYTES
 from .staging.arena import Lease, LockReport, PinnedArena, Slot
-from .staging.spans import CopyPlan, FileRange, Span
-
-Via = Literal["auto", "map", "read"]
-VIAS: Final = ("auto", "map", "read")
-
-CONV_FIELD: Final = "conv"
-CONV_LEAVES: Final = ("q_conv1d", "k_conv1d", "v_conv1d")
+from .staging.reading import (
+    ReadChoice,
+    ReadPath,
+    ReadReport,
+    Residency,
+    bring_in,
+    require_read_choice,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +95,8 @@ class KdaBindReport:
 
     `bound` tensors of the layer are in the weights, out of `self_attn_seen` attention names;
     `non_attn_seen` other names were counted and not touched. `unknown_self_attn` is empty, as any
-    such name is refused. `bytes` of weights; `shards` they lie in, in the order of first use; `via`
-    is how they were brought in: "map" (copied from mapped pages), "read" (positional reads),
-    "memory" (copied from the source's own memory), "view" (left in the map; conv alone copied), or
-    "none" (judged from metadata alone). `lock` tells of the slot's memory, None without one.
+    such name is refused. `bytes` of weights; `shards` they lie in, in the order of first use;
+    `read` is how they were brought in. `lock` tells of the slot's memory, None without one.
     """
 
     layer_idx: int
@@ -100,38 +106,8 @@ class KdaBindReport:
     unknown_self_attn: tuple[str, ...]
     bytes: int
     shards: tuple[str, ...]
-    via: str
+    read: ReadReport
     lock: LockReport | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a field lies in a slot, as what, and the specs that are joined to make it."""
-
-    begin: int
-    end: int
-    dtype: KdaDtype
-    shape: tuple[int, ...]
-    specs: tuple[TensorSpec, ...]
-
-
-def _field_of(spec: TensorSpec) -> str:
-    leaf = spec.name.removeprefix(ATTENTION_PREFIX).removesuffix(".weight")
-    if leaf in CONV_LEAVES:
-        return CONV_FIELD
-    short = {"f_a_proj": "f_a", "f_b_proj": "f_b", "g_a_proj": "g_a", "g_b_proj": "g_b"}
-    return short.get(leaf, leaf.lower())
-
-
-FIELDS: Final = tuple(dict.fromkeys(_field_of(spec) for spec in KDA_TENSORS))
-
-
-def kda_slot_bytes(config: KdaConfig) -> int:
-    """The bytes of a slot that holds one layer: each tensor at a 256-byte border, q, k, v joined.
-
-    275,481,088 at the geometry of GLM-5.3-Flash.
-    """
-    return max(place.end for place in _slot_places(config).values())
 
 
 def bind_kda_weights(
@@ -141,7 +117,9 @@ def bind_kda_weights(
     *,
     into: PinnedArena | Slot | None = None,
     copy: bool = True,
-    via: Via = "auto",
+    read: ReadPath = "auto",
+    residency: Residency = "auto",
+    alignment: int | None = None,
     between: Callable[[], None] | None = None,
 ) -> tuple[KdaWeights, KdaBindReport]:
     """Bind one KDA layer: exactly `KDA_TENSORS` under `self_attn.`, or a refusal that says why.
@@ -152,10 +130,22 @@ def bind_kda_weights(
     lives as long as the weights. `copy=False` leaves all but conv in the source's memory, which for
     a checkpoint is the mapped file: touching a page that cannot be read kills the process.
 
-    `via` is how payload is brought in. "read" uses positional reads: a shard that is cut short
-    meanwhile is an error, always. "map" copies from mapped pages, each window asked for before it
-    is copied: a shard that was cut short is an error too, but one that is cut while a copy runs
-    may kill the process. It needs Linux 5.14. "auto" is "read".
+    `read` is how payload is brought in; the report says which way it was, and why.
+    - "mapped": copied out of the mapped file, window by window. The fastest way for what is in the
+      page cache. The first such copy sets a handler of SIGBUS for the process, which makes an error
+      of a shard that is cut meanwhile and hands on every other SIGBUS. Needs Linux 5.14.
+    - "positional": read through the page cache; no map, no handler.
+    - "direct": read past the page cache (O_DIRECT), several reads in flight. The fastest way for
+      what is not in it.
+    - "auto": "mapped" when at least half of the layer is in the page cache, else "direct"; where
+      one of them cannot be had, or the file lies on a network file system, "positional".
+
+    `residency` is what is left in the page cache: "keep" what got there (so that "auto" does not
+    read past it), "drop" what was not there before, or "auto": dropped where less than twice the
+    load's size is left of the memory, by the machine's and the control groups' count.
+    `alignment` is a power of two, up to 4096, that each tensor's address is a multiple of. With
+    None a tensor lies as far into a page as in its file, so that it is read in place, and the
+    report says what that comes to.
     `between` is called now and then during the copy; what it raises ends it.
 
     Returns the weights, lent until they are released (see `KdaWeights.release`), and the report.
@@ -165,7 +155,7 @@ def bind_kda_weights(
 
     Example: `weights, report = bind_kda_weights(config, 0, checkpoint.layer(0))`.
     """
-    require_via(via)
+    require_read_choice(read, residency)
     if getattr(source, "index", layer_idx) != layer_idx:
         raise ArgumentError(
             ErrorCode.ARGUMENT,
@@ -182,54 +172,47 @@ def bind_kda_weights(
             got=type(into).__name__,
             hint="make the arena with PinnedArena(kda_slot_bytes(config))",
         )
+    require_alignment(alignment)
     block = check_kda_block(config, layer_idx, source)
-    for file in block.files:
-        file.check_unchanged()
+    choice = ReadChoice(read, residency, block.nbytes, between=between)
     if not copy:
-        return _bind_views(config, block, into, via, between)
-    places = _slot_places(config)
+        return _bind_views(config, block, into, choice)
+    return bind_checked(config, block, into, choice, alignment)
+
+
+def bind_checked(
+    config: KdaConfig,
+    block: CheckedBlock,
+    into: PinnedArena | Slot | None,
+    choice: ReadChoice,
+    alignment: int | None,
+) -> tuple[KdaWeights, KdaBindReport]:
+    """`bind_kda_weights` for a block that `check_kda_block` has let pass."""
+    fields = fields_of(config)
+    layout = lay_out(fields, block.tensors, alignment)
     with _claimed(into, kda_slot_bytes(config)) as slot:
-        used = _fill(places, block, slot, via, between)
+        read = _fill(layout, block, slot, choice)
         lease = slot.lend(closes_arena=into is None)
     tensors = {
-        name: BoundTensor(place.dtype, place.shape, partial(lease.view, place.begin, place.end))
-        for name, place in places.items()
-    }
-    return KdaWeights(**tensors, lease=lease), _report(block, used, slot.report)
-
-
-def require_via(via: str) -> None:
-    """Raise `ArgumentError` when `via` names no way to bring payload in."""
-    if via not in VIAS:
-        raise ArgumentError(
-            ErrorCode.ARGUMENT, "via is unknown", expected=" or ".join(VIAS), got=repr(via)
+        field.name: BoundTensor(
+            field.dtype, field.shape, partial(lease.view, begin, begin + field.nbytes)
         )
+        for field in fields
+        for begin in [layout.begins[field.name]]
+    }
+    return KdaWeights(**tensors, lease=lease), _report(block, read, slot.report)
 
 
 def check_kda_weights(config: KdaConfig, layer_idx: int, source: KdaTensorSource) -> KdaBindReport:
     """Every check of `bind_kda_weights` from metadata alone: no payload is touched, none is mapped.
 
-    Returns the report that the bind would give, with `via` "none"; raises `BindError`.
+    Returns the report that the bind would give, with `read.path` "none"; raises `BindError`.
     """
-    return _report(check_kda_block(config, layer_idx, source))
+    nothing = ReadReport("none", "judged from metadata alone")
+    return _report(check_kda_block(config, layer_idx, source), nothing, None)
 
 
 # Placing and moving ------------------------------------------------------------------------------
-
-
-def _slot_places(config: KdaConfig) -> dict[str, _Place]:
-    """Field name -> its place in a slot, in the order of `KDA_TENSORS`."""
-    places: dict[str, _Place] = {}
-    at = 0
-    for name in FIELDS:
-        specs = tuple(spec for spec in KDA_TENSORS if _field_of(spec) == name)
-        begin = -(-at // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
-        at = begin + sum(spec.expected_bytes(config) for spec in specs)
-        shape = specs[0].expected_shape(config)
-        if name == CONV_FIELD:
-            shape = (config.conv_dim, config.conv_kernel)
-        places[name] = _Place(begin, at, specs[0].dtype, shape, specs)
-    return places
 
 
 @contextmanager
@@ -254,87 +237,42 @@ def _claimed(into: PinnedArena | Slot | None, nbytes: int) -> Iterator[Slot]:
         raise
 
 
-def _fill(
-    places: Mapping[str, _Place],
-    block: CheckedBlock,
-    slot: Slot,
-    via: Via,
-    between: Callable[[], None] | None,
-) -> str:
+def _fill(layout: Layout, block: CheckedBlock, slot: Slot, choice: ReadChoice) -> ReadReport:
     """Copy every tensor to its place in the slot; how the payload was brought in."""
-    files = block.files
-    used = "memory" if not files else "read" if via == "auto" else via
-    with ExitStack() as opened:
-        descriptors: dict[int, int] = {}
-        for file in files if used == "read" else ():
-            descriptors[id(file)] = opened.enter_context(file.open()).fileno()
-        spans = []
-        for place in places.values():
-            at = place.begin
-            for spec in place.specs:
-                tensor = block.tensors[spec.name]
-                spans.append(_span(spec.name, tensor, at, descriptors))
-                at += tensor.nbytes
-        try:
-            CopyPlan(tuple(spans)).run(slot.memory(), between=between)
-        finally:
-            if used == "map":
-                _drop_mapped_pages(block)
-    for file in files:
+    for file in block.files:
         file.check_unchanged()
-    return used
-
-
-def _drop_mapped_pages(block: CheckedBlock) -> None:
-    """Let go of the copied layer's mapped pages, so that they do not pile up layer by layer."""
-    for tensor in block.tensors.values():
-        if tensor.place is not None:
-            tensor.place.file.drop(tensor.place.begin, tensor.place.end)
-
-
-def _span(name: str, tensor: RawTensor, destination: int, descriptors: Mapping[int, int]) -> Span:
-    nbytes, place = tensor.nbytes, tensor.place
-    path = None if place is None else place.file.path
-    if place is not None and id(place.file) in descriptors:
-        source = FileRange(descriptors[id(place.file)], place.begin, nbytes)
-        return Span(source, 1, nbytes, nbytes, destination, tensor=name, path=path)
-    mapped = place is not None
-    return Span(tensor.data, 1, nbytes, nbytes, destination, mapped, tensor=name, path=path)
+    read = bring_in(layout.wanted, layout.from_memory, slot.memory(), choice)
+    for file in block.files:
+        file.check_unchanged()
+    return replace(read, alignment_bytes=layout.alignment_bytes)
 
 
 def _bind_views(
-    config: KdaConfig,
-    block: CheckedBlock,
-    into: PinnedArena | Slot | None,
-    via: Via,
-    between: Callable[[], None] | None,
+    config: KdaConfig, block: CheckedBlock, into: PinnedArena | Slot | None, choice: ReadChoice
 ) -> tuple[KdaWeights, KdaBindReport]:
     """Conv joined in a slot of its own; every other tensor a view of the source's memory."""
-    places = _slot_places(config)
-    conv = places[CONV_FIELD]
-    own = _Place(0, conv.end - conv.begin, conv.dtype, conv.shape, conv.specs)
+    fields = {field.name: field for field in fields_of(config)}
+    conv = fields.pop(CONV_FIELD)
+    layout = lay_out([conv], block.tensors, SLOT_ALIGNMENT_BYTES)
     tensors = {
         name: BoundTensor(
-            place.dtype, place.shape, partial(_data, block.tensors[place.specs[0].name])
+            field.dtype, field.shape, partial(_data, block.tensors[field.specs[0].name])
         )
-        for name, place in places.items()
-        if name != CONV_FIELD
+        for name, field in fields.items()
     }
-    with _claimed(into, own.end) as slot:
-        _fill({CONV_FIELD: own}, block, slot, via, between)
+    with _claimed(into, layout.end) as slot:
+        read = _fill(layout, block, slot, choice)
         lease = slot.lend(closes_arena=into is None)
-    tensors[CONV_FIELD] = BoundTensor(own.dtype, own.shape, partial(lease.view, 0, own.end))
-    weights = KdaWeights(**tensors, lease=lease)
-    return weights, _report(block, "view", slot.report)
+    tensors[CONV_FIELD] = BoundTensor(conv.dtype, conv.shape, partial(lease.view, 0, layout.end))
+    view = ReadReport("view", f"all but conv is left where it is; conv: {read.path}")
+    return KdaWeights(**tensors, lease=lease), _report(block, view, slot.report)
 
 
 def _data(tensor: RawTensor) -> memoryview:
     return tensor.data
 
 
-def _report(
-    block: CheckedBlock, via: str = "none", lock: LockReport | None = None
-) -> KdaBindReport:
+def _report(block: CheckedBlock, read: ReadReport, lock: LockReport | None) -> KdaBindReport:
     return KdaBindReport(
         layer_idx=block.layer_idx,
         bound=len(block.tensors),
@@ -343,6 +281,6 @@ def _report(
         unknown_self_attn=(),
         bytes=block.nbytes,
         shards=tuple(file.path for file in block.files),
-        via=via,
+        read=read,
         lock=lock,
     )

@@ -84,6 +84,8 @@ class ErrorCode(str, Enum):
     PAYLOAD_READ = "payload-read"
     MAP_REFUSED = "map-refused"
     POPULATE_UNSUPPORTED = "populate-unsupported"
+    GUARD_REFUSED = "guard-refused"
+    DIRECT_REFUSED = "direct-refused"
     MEMORY_REFUSED = "memory-refused"
     LOCK_REFUSED = "lock-refused"
     SLOT_TOO_SMALL = "slot-too-small"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from io import FileIO
@@ -18,8 +19,8 @@ _KINDS = (
 )
 
 
-def open_regular_file(path: str) -> FileIO:
-    """The regular file `path`, open for reading; the caller closes it.
+def open_regular_file(path: str, *, direct: bool = False) -> FileIO:
+    """The regular file `path`, open for reading; the caller closes it. `direct`: with O_DIRECT.
 
     A file object made in one step: where Ctrl-C comes right behind the opening, it is closed all
     the same. Raises `PathError` when the path is absent, is a link to nothing, is no regular file,
@@ -27,7 +28,7 @@ def open_regular_file(path: str) -> FileIO:
     """
     try:
         _require_regular(path, os.stat(path))
-        file = FileIO(path)
+        file = FileIO(path, opener=_open_direct if direct else None)
     except PathError:
         raise
     except (OSError, ValueError) as error:
@@ -38,6 +39,12 @@ def open_regular_file(path: str) -> FileIO:
         file.close()
         raise
     return file
+
+
+def _open_direct(path: str, flags: int) -> int:
+    if not hasattr(os, "O_DIRECT"):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    return os.open(path, flags | os.O_DIRECT)
 
 
 def _require_regular(path: str, status: os.stat_result) -> None:

@@ -22,11 +22,35 @@ LAYER_DIGITS_MAX: Final = 100
 SLOT_ALIGNMENT_BYTES: Final = 256
 """Where a tensor may start in a slot: the alignment of CUDA allocations, which kernels rely on."""
 
+LAYOUT_BYTES: Final = 4096
+"""What a tensor's places in file and slot agree modulo: the page, and the block of every disk."""
+
+READ_ALONG_BYTES_MAX: Final = 1024**2
+"""How much of what belongs elsewhere is read along, for the sake of one long read in place."""
+
+COPY_THREADS_MAX: Final = 4
+"""How many threads copy out of the page cache: two fill a small machine's memory bus."""
+
+READS_IN_FLIGHT: Final = 4
+"""How many direct reads are in flight: one of 4 MiB reaches a disk's rate, and four never drain."""
+
+BOUNCE_BYTES: Final = 4 * 1024**2
+"""The scratch memory of a thread that reads blocks which cannot land in place: one read."""
+
+DIRECT_BLOCK_BYTES_MIN: Final = 512
+"""The smallest block of a disk."""
+
+DIRECT_BLOCK_BYTES_MAX: Final = 65536
+"""The largest block that is read directly: a file system that asks for more is read otherwise."""
+
+READ_AHEAD_BYTES: Final = 32 * 1024**2
+"""How far around a range the kernel may have read ahead: some times its largest usual window."""
+
+HUGE_PAGE_BYTES: Final = 2 * 1024**2
+"""The border that slots begin at, so that the kernel can give them huge pages."""
+
 SLOTS_MAX: Final = 64
 """The most slots of one arena: more cannot help a stream, and a typo would lock all memory."""
-
-LOCK_PIECE_BYTES: Final = 32 * 1024**2
-"""How much memory is locked at once: some 10 ms, after which a signal is answered."""
 
 PAUSE_NANOSECONDS: Final = 50_000_000
 """How long the C routine copies before it comes back so that a signal or a stop is answered."""

@@ -6,15 +6,18 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-from .bind import KdaBindReport, KdaWeights, Via, bind_kda_weights
+from .bind import KdaBindReport, KdaWeights, bind_checked
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.layer import LayerIndex
-from .errors import ErrorCode, StreamError
+from .kda.check import check_kda_block
 from .kda.config import KdaConfig
 from .limits import BELL_SECONDS
 from .staging.arena import PinnedArena
+from .staging.reading import ReadChoice
+from .staging.spans import CopyStop
 
 Staged = tuple[KdaWeights, KdaBindReport]
 
@@ -23,7 +26,7 @@ class Stager:
     """What passes between a stream and its thread. The thread holds this, and not the stream.
 
     No lock is in it that Ctrl-C could leave locked: plain attributes and a queue that serves as a
-    bell. `ended` is set by the thread, `stopping` by the stream, `began` by whichever is first.
+    bell. `ended` is set by the thread, `_stop` by the stream, `began` by whichever is first.
     """
 
     def __init__(
@@ -32,19 +35,21 @@ class Stager:
         config: KdaConfig,
         layers: Iterable[LayerIndex],
         arena: PinnedArena,
-        via: Via,
+        choice: ReadChoice,
+        alignment: int | None,
     ) -> None:
         self.staged: deque[Staged] = deque()
         self.failure: BaseException | None = None
         self.began = False
         self.ended = False
-        self.stopping = False
+        self._stop = CopyStop()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._checkpoint = checkpoint
         self._config = config
         self._layers = layers
         self.arena = arena
-        self._via = via
+        self._choice = replace(choice, stop=self._stop)
+        self._alignment = alignment
 
     # the stream's side
 
@@ -62,9 +67,18 @@ class Stager:
         with suppress(Empty):
             self._bell.get(timeout=BELL_SECONDS)
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the thread was told to end."""
+        return self._stop.is_set
+
+    def refuse_more(self) -> None:
+        """Have the thread end at its next piece, and do not wait."""
+        self._stop.set()
+
     def stop(self) -> None:
         """Have the thread end, and wait for it; one that has not begun will do nothing."""
-        self.stopping = True
+        self.refuse_more()
         self.arena.wake()
         while self.began and not self.ended:
             self.wait_for_bell()
@@ -88,18 +102,11 @@ class Stager:
         slot = self.arena.wait_for_slot(self._is_stopping)
         if slot is None:
             return False
-        source = self._checkpoint.layer(index)
-        self.staged.append(
-            bind_kda_weights(
-                self._config, index, source, into=slot, via=self._via, between=self._stop_if_closing
-            )
-        )
+        block = check_kda_block(self._config, index, self._checkpoint.layer(index))
+        staged = bind_checked(self._config, block, slot, self._choice, self._alignment)
+        self.staged.append(staged)
         self._bell.put(None)
         return True
 
     def _is_stopping(self) -> bool:
         return self.stopping
-
-    def _stop_if_closing(self) -> None:
-        if self._is_stopping():
-            raise StreamError(ErrorCode.STREAM_STOPPED, "the stream was closed")

@@ -6,17 +6,15 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from .bind import (
     KdaBindReport,
     KdaWeights,
-    Via,
     check_kda_weights,
-    kda_slot_bytes,
-    require_via,
 )
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.layer import LayerIndex
@@ -32,8 +30,10 @@ from .errors import (
 from .kda.check import joint_refusal
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.config import KdaConfig
+from .layout import kda_slot_bytes, require_alignment
 from .stager import Stager
 from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
+from .staging.reading import ReadChoice, ReadPath, Residency, require_read_choice
 
 
 class KdaLayer:
@@ -79,8 +79,8 @@ class StreamReport:
     """What a stream has handed out so far.
 
     `layers` and `bytes` of weights; `seconds` since the stream began; `slots` of `slot_bytes`;
-    `vias` are the ways that payload was brought in (see `KdaBindReport`); `lock` tells of the
-    slots' memory.
+    `reads` counts the layers by the way that they were brought in, and `notes` tell what could not
+    be had of it (see `ReadReport`); `lock` tells of the slots' memory.
     """
 
     layers: int
@@ -88,7 +88,8 @@ class StreamReport:
     seconds: float
     slots: int
     slot_bytes: int
-    vias: tuple[str, ...]
+    reads: Mapping[str, int]
+    notes: tuple[str, ...]
     lock: LockReport
 
 
@@ -106,14 +107,16 @@ class KdaLayerStream(Closing):
         layers: tuple[LayerIndex, ...],
         slots: int,
         lock: LockPolicy,
-        via: Via,
+        choice: ReadChoice,
+        alignment: int | None,
     ) -> None:
         self.layers = layers
         self._checkpoint = checkpoint
         self._config = config
         self._slots = slots
         self._lock_policy = lock
-        self._via = via
+        self._choice = choice
+        self._alignment = alignment
         self._stager: Stager | None = None
         self._process = os.getpid()
         self._current: KdaLayer | None = None
@@ -121,7 +124,8 @@ class KdaLayerStream(Closing):
         self._began_seconds = 0.0
         self._handed_out = 0
         self._bytes = 0
-        self._vias: dict[str, None] = {}
+        self._reads: Counter[str] = Counter()
+        self._notes: dict[str, None] = {}
 
     def __enter__(self) -> KdaLayerStream:
         if self._stager is not None:
@@ -131,7 +135,9 @@ class KdaLayerStream(Closing):
         self._began_seconds = time.monotonic()
         slot_bytes = kda_slot_bytes(self._config)
         arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock_policy)
-        self._stager = Stager(self._checkpoint, self._config, self.layers, arena, self._via)
+        self._stager = Stager(
+            self._checkpoint, self._config, self.layers, arena, self._choice, self._alignment
+        )
         try:
             self._stager.start()
         except RuntimeError as error:
@@ -165,7 +171,8 @@ class KdaLayerStream(Closing):
         layer = self._current = KdaLayer(*stager.staged.popleft())
         self._handed_out += 1
         self._bytes += layer.report.bytes
-        self._vias[layer.report.via] = None
+        self._reads[layer.report.read.path] += 1
+        self._notes.update(dict.fromkeys(layer.report.read.notes))
         return layer
 
     def __length_hint__(self) -> NoReturn:
@@ -182,7 +189,8 @@ class KdaLayerStream(Closing):
             seconds=time.monotonic() - self._began_seconds,
             slots=self._slots,
             slot_bytes=kda_slot_bytes(self._config),
-            vias=tuple(self._vias),
+            reads=dict(self._reads),
+            notes=tuple(self._notes),
             lock=stager.arena.report,
         )
 
@@ -205,7 +213,7 @@ class KdaLayerStream(Closing):
     def __del__(self) -> None:
         stager = getattr(self, "_stager", None)
         if stager is not None:  # dropped without close(): the thread, which holds it, must end
-            stager.stopping = True
+            stager.refuse_more()
 
     # the consumer's side
 
@@ -258,7 +266,9 @@ def stream_kda_layers(
     slots: int = 2,
     lock: LockPolicy = "prefer",
     config: KdaConfig | None = None,
-    via: Via = "auto",
+    read: ReadPath = "auto",
+    residency: Residency = "auto",
+    alignment: int | None = None,
 ) -> KdaLayerStream:
     """Stream KDA layers through `slots` reused slots of page-locked memory.
 
@@ -266,7 +276,8 @@ def stream_kda_layers(
     order. Every one of them is checked here, from metadata, before a byte of payload is read. Use
     the stream in a `with`: a layer is lent until the next step of the loop, or until it is released
     when held. `config` is the geometry, by default that of the config.json beside the shards.
-    `lock` is as for `PinnedArena`, `via` as for `bind_kda_weights`.
+    `lock` is as for `PinnedArena`; `read`, `residency` and `alignment` are as for
+    `bind_kda_weights`, each layer's way chosen for itself.
 
     Raises `BindError` with every problem of every layer, `CheckpointError` when layers that the
     config counts are missing and `layers` names none, `ConfigError` when there is no geometry,
@@ -278,7 +289,8 @@ def stream_kda_layers(
             for layer in stream:
                 upload(layer.weights)
     """
-    require_via(via)
+    require_read_choice(read, residency)
+    require_alignment(alignment)
     if not isinstance(checkpoint, Checkpoint):
         raise ArgumentError(
             ErrorCode.ARGUMENT,
@@ -293,14 +305,16 @@ def stream_kda_layers(
         checkpoint.require_every_layer()
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
     refusals: list[BindError] = []
+    whole_bytes = 0
     for index in chosen:
         try:
-            check_kda_weights(geometry, index, checkpoint.layer(index))
+            whole_bytes += check_kda_weights(geometry, index, checkpoint.layer(index)).bytes
         except BindError as error:
             refusals.append(error)
     if refusals:
         raise joint_refusal(refusals, len(chosen), checkpoint.path)
-    return KdaLayerStream(checkpoint, geometry, chosen, slots, lock, via)
+    choice = ReadChoice(read, residency, whole_bytes)
+    return KdaLayerStream(checkpoint, geometry, chosen, slots, lock, choice, alignment)
 
 
 def kda_layers(checkpoint: Checkpoint) -> tuple[LayerIndex, ...]:

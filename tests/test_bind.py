@@ -53,7 +53,7 @@ from kda_stream import (
 from kda_stream.staging.arena import SlotState
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-each_via = pytest.mark.parametrize("via", ["map", "read", "auto"])
+each_read = pytest.mark.parametrize("read", ["mapped", "positional", "direct", "auto"])
 RunPython = Callable[..., Any]
 
 # At hidden 24, 3 heads of 5, kernel 3.
@@ -163,12 +163,12 @@ def test_every_byte_is_bound_as_it_was_stored(config: KdaConfig, source: DictSou
     assert bytes_of(weights) == expected_bytes()
 
 
-@each_via
+@each_read
 def test_every_byte_of_every_layer_of_a_checkpoint_is_bound_as_it_was_stored(
-    config: KdaConfig, checkpoint: Checkpoint, written: Written, via: Any
+    config: KdaConfig, checkpoint: Checkpoint, written: Written, read: Any
 ) -> None:
     for layer in written.kda_layers:
-        weights, report = bind_kda_weights(config, layer, checkpoint.layer(layer), via=via)
+        weights, report = bind_kda_weights(config, layer, checkpoint.layer(layer), read=read)
         assert bytes_of(weights) == written.expected(layer)
         assert report.layer_idx == layer
         weights.release()
@@ -209,29 +209,33 @@ def test_data_can_be_seen_as_an_array_without_a_copy(config: KdaConfig, source: 
     [(24, 3, 5, 3), (8, 1, 1, 1), (64, 4, 16, 4), (1, 1, 1, 1), (7, 5, 3, 2)],
     ids=repr,
 )
-def test_tensors_start_at_256_byte_borders_and_share_no_byte(
-    tmp_path: Path, geometry: tuple[int, int, int, int]
+@pytest.mark.parametrize("alignment", [1, 16, 256, 4096])
+def test_tensors_start_at_multiples_of_the_alignment_and_share_no_byte(
+    tmp_path: Path, geometry: tuple[int, int, int, int], alignment: int
 ) -> None:
     config = KdaConfig(*geometry)
     written = write_checkpoint(tmp_path, geometry=Geometry(*geometry), layers=1)
-    nbytes = kda_slot_bytes(config)
     with (
         open_checkpoint(tmp_path) as checkpoint,
-        PinnedArena(nbytes, lock="off") as arena,
+        PinnedArena(kda_slot_bytes(config), lock="off") as arena,
     ):
         begin = address(arena.slots[0].claim().memory())
         arena.slots[0].abandon()
-        weights, _ = bind_kda_weights(config, 0, checkpoint.layer(0), into=arena)
+        weights, report = bind_kda_weights(
+            config, 0, checkpoint.layer(0), into=arena, alignment=alignment
+        )
         assert bytes_of(weights) == written.expected(0)
         places = sorted((address(t.data) - begin, t.data.nbytes) for _, t in weights.items())
         ends = [0] + [at + size for at, size in places]
-        assert all(at % 256 == 0 for at, _ in places)
-        assert all(at - end in range(256) for (at, _), end in zip(places, ends, strict=False))
-        assert ends[-1] <= nbytes < ends[-1] + 256
+        assert all(at % alignment == 0 for at, _ in places)
+        assert all(at - end in range(alignment) for (at, _), end in zip(places, ends, strict=False))
+        assert report.read.alignment_bytes is not None
+        assert report.read.alignment_bytes >= alignment
 
 
-def test_a_slot_for_a_glm_5_3_flash_layer_is_the_layer_and_nothing_more() -> None:
-    assert kda_slot_bytes(KdaConfig(4096, 64, 128, 4)) == 275_481_088
+def test_a_slot_for_a_glm_5_3_flash_layer_is_a_tenth_of_a_percent_more_than_the_layer() -> None:
+    assert kda_slot_bytes(KdaConfig(4096, 64, 128, 4)) == 275_739_136
+    assert 275_739_136 / 275_481_088 < 1.001
 
 
 def test_the_report_counts_what_was_seen(config: KdaConfig, source: DictSource) -> None:
@@ -242,7 +246,7 @@ def test_the_report_counts_what_was_seen(config: KdaConfig, source: DictSource) 
     assert report.unknown_self_attn == ()
     assert report.bytes == LAYER_BYTES == sum(t.nbytes for t in kda_block(UNEVEN).values())
     assert report.shards == ()
-    assert report.via == "memory"
+    assert report.read.path == "memory"
     assert report.lock is not None
     assert pickle.loads(pickle.dumps(report)) == report
 
@@ -271,8 +275,8 @@ def test_a_check_says_what_a_bind_would_from_metadata_alone(
     source = checkpoint.layer(1)
     report = check_kda_weights(config, 1, source)
     _, bound = bind_kda_weights(config, 1, source)
-    assert (report.via, report.lock) == ("none", None)
-    assert replace(bound, via="none", lock=None) == report
+    assert (report.read.path, report.lock) == ("none", None)
+    assert replace(bound, read=report.read, lock=None) == report
 
 
 @linux_only
@@ -809,7 +813,7 @@ def test_without_a_copy_all_but_conv_lie_in_the_mapped_file(
         for name, tensor in weights.items()
     }
     assert in_map == {name: name != "conv" for name in SHAPES}
-    assert report.via == "view"
+    assert report.read.path == "view"
     assert report.bytes == LAYER_BYTES
     assert all(tensor.data.readonly for _, tensor in weights.items())
 
@@ -823,7 +827,7 @@ def test_without_a_copy_a_source_in_memory_is_left_where_it_is(
         held = source.tensors[f"self_attn.{leaf}"].data
         same = address(getattr(weights, name).data) == address(held)
         assert same == (name != "conv")
-    assert report.via == "view"
+    assert report.read.path == "view"
 
 
 def test_without_a_copy_conv_goes_into_a_slot_where_one_is_given(
@@ -868,11 +872,16 @@ def test_copies_stay_when_the_checkpoint_is_closed(config: KdaConfig, written: W
 
 
 def test_the_report_says_which_way_was_taken(config: KdaConfig, checkpoint: Checkpoint) -> None:
-    vias = {
-        via: bind_kda_weights(config, 0, checkpoint.layer(0), via=via)[1].via
-        for via in ("map", "read", "auto")
+    taken = {
+        read: bind_kda_weights(config, 0, checkpoint.layer(0), read=read)[1].read.path
+        for read in ("mapped", "positional", "direct", "auto")
     }
-    assert vias == {"map": "map", "read": "read", "auto": "read"}
+    assert taken == {
+        "mapped": "mapped",
+        "positional": "positional",
+        "direct": "direct",
+        "auto": "mapped",  # it was read just before
+    }
 
 
 @linux_only
@@ -881,22 +890,22 @@ def test_reading_maps_no_file(run_python: RunPython, written: Written) -> None:
         import json, sys
         from kda_stream import KdaConfig, bind_kda_weights, open_checkpoint
         with open_checkpoint(sys.argv[1]) as checkpoint:
-            bind_kda_weights(KdaConfig(24, 3, 5, 3), 1, checkpoint.layer(1), via="read")
+            bind_kda_weights(KdaConfig(24, 3, 5, 3), 1, checkpoint.layer(1), read="positional")
             print(json.dumps(sys.argv[1] in open("/proc/self/maps").read()))
     """
     assert run_python(script, written.folder) is False
 
 
-@pytest.mark.parametrize("via", ["", "mmap", None, "MAP"])
-def test_an_unknown_way_is_refused(config: KdaConfig, source: DictSource, via: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"map.*read"):
-        bind_kda_weights(config, 0, source, via=via)
+@pytest.mark.parametrize("read", ["", "map", None, "MAPPED", "read"])
+def test_an_unknown_way_is_refused(config: KdaConfig, source: DictSource, read: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"mapped.*positional.*direct"):
+        bind_kda_weights(config, 0, source, read=read)
 
 
-@each_via
+@each_read
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 5, 7])
 def test_payload_at_any_offset_is_bound(
-    tmp_path: Path, config: KdaConfig, via: Any, start: int
+    tmp_path: Path, config: KdaConfig, read: Any, start: int
 ) -> None:
     """A header need not be padded, and a byte tensor may lie before a BF16 one."""
     tensors: dict[str, Stored] = {}
@@ -909,29 +918,29 @@ def test_payload_at_any_offset_is_bound(
     assert odd, "nothing lies at an odd offset"
     with open_checkpoint(path) as checkpoint:
         for copy in (True, False):
-            weights, _ = bind_kda_weights(config, 0, checkpoint.layer(0), copy=copy, via=via)
+            weights, _ = bind_kda_weights(config, 0, checkpoint.layer(0), copy=copy, read=read)
             for name, leaves in FIELD_LEAVES.items():
                 full = [f"model.layers.0.self_attn.{leaf}" for leaf in leaves]
                 expected = b"".join(tensors[n].bytes_of(n) for n in full)
                 assert bytes(getattr(weights, name).data) == expected, name
 
 
-@each_via
-def test_tensors_of_several_pages_are_bound(written_medium: Written, via: Any) -> None:
+@each_read
+def test_tensors_of_several_pages_are_bound(written_medium: Written, read: Any) -> None:
     config = KdaConfig(hidden=256, heads=4, head_dim=32, conv_kernel=4)
     with open_checkpoint(written_medium.folder) as checkpoint:
         for layer in (0, 1):
-            weights, _ = bind_kda_weights(config, layer, checkpoint.layer(layer), via=via)
+            weights, _ = bind_kda_weights(config, layer, checkpoint.layer(layer), read=read)
             assert bytes_of(weights) == written_medium.expected(layer)
 
 
 @linux_only
-@each_via
+@each_read
 def test_a_bind_leaves_no_descriptor_open(
-    config: KdaConfig, checkpoint: Checkpoint, via: Any
+    config: KdaConfig, checkpoint: Checkpoint, read: Any
 ) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
-    weights, _ = bind_kda_weights(config, 1, checkpoint.layer(1), via=via)
+    weights, _ = bind_kda_weights(config, 1, checkpoint.layer(1), read=read)
     assert sorted(os.listdir("/proc/self/fd")) == before
     weights.release()
 
@@ -990,17 +999,19 @@ CHANGED = """
         return found
 
     found = {}
-    for via, before in itertools.product(("map", "read", "auto"), (True, False)):
-        folder = os.path.abspath(f"{via} {before}")
+    for read, before in itertools.product(
+        ("mapped", "positional", "direct", "auto"), (True, False)
+    ):
+        folder = os.path.abspath(f"{read} {before}")
         shutil.copytree(original, folder)
         shard = os.path.join(folder, shard_name)
         with open_checkpoint(folder) as checkpoint:
             source = checkpoint.layer(0)
             if before:
-                bind_kda_weights(config, 0, source, into=arena, via=via)[0].release()
+                bind_kda_weights(config, 0, source, into=arena, read=read)[0].release()
             make_change(shard)
-            found[folder] = bound(source, via=via)
-            found[folder + " view"] = bound(source, via=via, copy=False)
+            found[folder] = bound(source, read=read)
+            found[folder + " view"] = bound(source, read=read, copy=False)
     print(json.dumps(found))
 """
 CHANGES = [
@@ -1024,7 +1035,7 @@ def test_a_shard_that_changed_since_it_was_opened_is_refused(
     written = write_checkpoint(tmp_path / "c", geometry=MEDIUM, layers=1, mtp=False, shards=2)
     shard = written.shard_of(0, "q_proj.weight")
     found = run_python(CHANGED, written.folder, shard.name, change)
-    assert len(found) == 12
+    assert len(found) == 16
     errors = {"PayloadError", "PathError"} if change == "removed" else {"PayloadError"}
     for how, (error, names_shard, has_newline, state, unwritten) in found.items():
         assert error in errors, how
@@ -1060,9 +1071,9 @@ CHANGED_MIDWAY = """
     config = KdaConfig(256, 4, 32, 4)
     arena = PinnedArena(kda_slot_bytes(config), lock="off")
     found = {}
-    for via in ("map", "read", "auto"):
-        shutil.copytree(original, via)
-        shard = os.path.join(via, shard_name)
+    for read in ("mapped", "positional", "direct", "auto"):
+        shutil.copytree(original, read)
+        shard = os.path.join(read, shard_name)
         turns = []
 
         def between():
@@ -1078,15 +1089,15 @@ CHANGED_MIDWAY = """
                         file.write(b"z" * (size - size // 2))
             turns.append(1)
 
-        with open_checkpoint(via) as checkpoint:
+        with open_checkpoint(read) as checkpoint:
             source = checkpoint.layer(0)
             try:
-                bind_kda_weights(config, 0, source, into=arena, via=via, between=between)
+                bind_kda_weights(config, 0, source, into=arena, read=read, between=between)
             except KdaStreamError as error:
-                found[via] = [type(error).__name__]
+                found[read] = [type(error).__name__]
             else:
-                found[via] = ["bound"]
-            found[via] += [len(turns) > 2, arena.slots[0].state.value]
+                found[read] = ["bound"]
+            found[read] += [len(turns) > 2, arena.slots[0].state.value]
     print(json.dumps(found))
 """
 
@@ -1099,7 +1110,9 @@ def test_a_shard_that_changes_in_the_middle_of_the_copy_is_refused(
     written = write_checkpoint(tmp_path / "c", geometry=MEDIUM, layers=1, mtp=False, shards=2)
     shard = written.shard_of(0, "q_proj.weight")
     found = run_python(NO_TIME + CHANGED_MIDWAY, written.folder, shard.name, change)
-    assert found == {via: ["PayloadError", True, "free"] for via in ("map", "read", "auto")}
+    assert found == {
+        read: ["PayloadError", True, "free"] for read in ("mapped", "positional", "direct", "auto")
+    }
 
 
 def test_what_the_hook_raises_ends_the_bind_and_frees_the_slot(
@@ -1129,19 +1142,19 @@ def test_what_the_hook_raises_ends_the_bind_and_frees_the_slot(
 
 
 @linux_only
-@each_via
+@each_read
 def test_a_failed_bind_that_is_remembered_keeps_no_memory_and_no_map(
-    tmp_path: Path, config: KdaConfig, via: Any
+    tmp_path: Path, config: KdaConfig, read: Any
 ) -> None:
     """The traceback of a kept error holds the frames of the bind, and all that they hold."""
     written = write_checkpoint(tmp_path)
     kept: list[BaseException] = []
     with open_checkpoint(tmp_path) as checkpoint:
-        bind_kda_weights(config, 0, checkpoint.layer(0), via=via)[0].release()
+        bind_kda_weights(config, 0, checkpoint.layer(0), read=read)[0].release()
         os.truncate(written.shard_of(0, "A_log"), 0)
         with PinnedArena(kda_slot_bytes(config), lock="off") as arena:
             try:
-                bind_kda_weights(config, 0, checkpoint.layer(0), into=arena, via=via)
+                bind_kda_weights(config, 0, checkpoint.layer(0), into=arena, read=read)
             except PayloadError as error:
                 kept.append(error)
     assert len(kept) == 1

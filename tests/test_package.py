@@ -30,6 +30,7 @@ ORDER = (
     ("jsontext", "dtypes", "files", "foreign", "closing"),
     ("kda", "staging"),
     ("checkpoint",),
+    ("layout",),
     ("bind",),
     ("stager",),
     ("stream",),

@@ -112,11 +112,11 @@ def held_now():
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 8])
-@pytest.mark.parametrize("via", ["map", "read", "auto"])
+@pytest.mark.parametrize("read", ["mapped", "positional", "direct", "auto"])
 def test_every_kda_layer_comes_in_numeric_order_with_its_bytes(
-    checkpoint: Checkpoint, written: Written, slots: int, via: Any
+    checkpoint: Checkpoint, written: Written, slots: int, read: Any
 ) -> None:
-    with stream_kda_layers(checkpoint, slots=slots, via=via) as stream:
+    with stream_kda_layers(checkpoint, slots=slots, read=read) as stream:
         found = [(layer.index, digest_of(layer)) for layer in stream]
     assert found == [(n, digests(written)[n]) for n in KDA_LAYERS]
 
@@ -179,11 +179,13 @@ def test_each_layer_has_its_weights_and_its_report(
             assert layer.report.lock == stream.report.lock
 
 
-@pytest.mark.parametrize(("via", "used"), [("map", "map"), ("read", "read"), ("auto", "read")])
+@pytest.mark.parametrize(
+    ("read", "used"), [("mapped", "mapped"), ("positional", "positional"), ("direct", "direct")]
+)
 def test_the_stream_reports_what_it_handed_out(
-    checkpoint: Checkpoint, config: KdaConfig, via: Any, used: str
+    checkpoint: Checkpoint, config: KdaConfig, read: Any, used: str
 ) -> None:
-    with stream_kda_layers(checkpoint, slots=2, lock="off", via=via) as stream:
+    with stream_kda_layers(checkpoint, slots=2, lock="off", read=read) as stream:
         next(stream)
         assert (stream.report.layers, stream.report.bytes) == (1, 4156)
         for _ in stream:
@@ -191,7 +193,7 @@ def test_the_stream_reports_what_it_handed_out(
         report = stream.report
     assert (report.layers, report.bytes) == (6, 6 * 4156)
     assert (report.slots, report.slot_bytes) == (2, kda_slot_bytes(config))
-    assert report.vias == (used,)
+    assert report.reads == {used: 6}
     assert report.lock.policy == "off"
     assert report.seconds > 0
 
@@ -317,7 +319,7 @@ def test_a_checkpoint_without_kda_layers_is_refused(tmp_path: Path) -> None:
         {"slots": -1},
         {"slots": 10_000},
         {"lock": "maybe"},
-        {"via": "mmap"},
+        {"read": "map"},
     ],
     ids=repr,
 )
@@ -719,10 +721,10 @@ def test_an_error_in_the_body_comes_out_although_an_array_is_left(checkpoint: Ch
         raise MineError(np.frombuffer(next(stream).weights.q_proj.data, dtype=np.uint8))
 
 
-@pytest.mark.parametrize("via", ["map", "read", "auto"])
+@pytest.mark.parametrize("read", ["mapped", "positional", "direct", "auto"])
 @pytest.mark.parametrize("keep", [0, 4096])
 def test_a_shard_that_is_cut_on_the_way_ends_the_stream_with_an_error(
-    tmp_path: Path, via: Any, keep: int
+    tmp_path: Path, read: Any, keep: int
 ) -> None:
     written = write_checkpoint(tmp_path, geometry=MEDIUM)
     shard = written.shard_of(6, "q_proj.weight")
@@ -736,7 +738,7 @@ def test_a_shard_that_is_cut_on_the_way_ends_the_stream_with_an_error(
 
     with (
         open_checkpoint(tmp_path) as checkpoint,
-        stream_kda_layers(checkpoint, slots=2, via=via) as stream,
+        stream_kda_layers(checkpoint, slots=2, read=read) as stream,
     ):
         with pytest.raises(PayloadError) as caught:
             read_all(stream)
@@ -763,7 +765,7 @@ LEFT_BEHIND = (
     HELD
     + """
 import glob, shutil
-what, slots, via = sys.argv[2], int(sys.argv[3]), sys.argv[4]
+what, slots, read = sys.argv[2], int(sys.argv[3]), sys.argv[4]
 shutil.copytree(folder, "c")
 folder = os.path.abspath("c")
 
@@ -772,7 +774,7 @@ def cut():
         os.truncate(shard, 100)
 
 with open_checkpoint(folder) as checkpoint:
-    with stream_kda_layers(checkpoint, layers=[0], via=via) as stream:
+    with stream_kda_layers(checkpoint, layers=[0], read=read) as stream:
         note(next(stream))
 del stream
 checkpoint = open_checkpoint(folder)
@@ -780,7 +782,7 @@ before = held()
 raised = None
 during = None
 try:
-    with stream_kda_layers(checkpoint, slots=slots, lock="require", via=via) as stream:
+    with stream_kda_layers(checkpoint, slots=slots, lock="require", read=read) as stream:
         try:
             exec(what)
         finally:
@@ -797,12 +799,12 @@ print(json.dumps([before, during, after, closed, raised]))
 
 @pytest.mark.mlock
 @linux_only
-@pytest.mark.parametrize("via", ["map", "read"])
+@pytest.mark.parametrize("read", ["mapped", "positional", "direct"])
 @pytest.mark.parametrize("what", SCENARIOS.values(), ids=SCENARIOS)
 def test_nothing_is_left_behind_however_a_stream_ends(
-    run_python: RunPython, written: Written, what: str, via: str
+    run_python: RunPython, written: Written, what: str, read: str
 ) -> None:
-    before, during, after, closed, raised = run_python(LEFT_BEHIND, written.folder, what, 2, via)
+    before, during, after, closed, raised = run_python(LEFT_BEHIND, written.folder, what, 2, read)
     if "close" not in what:
         assert during["locked"] != before["locked"], "the test looks at the wrong thing"
         assert during["arenas"] or "note" not in what, "the test looks at the wrong thing"
@@ -1000,14 +1002,14 @@ def full_size(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @linux_only
-@pytest.mark.parametrize("via", ["map", "read"])
+@pytest.mark.parametrize("read", ["mapped", "positional", "direct"])
 def test_leaving_in_the_middle_of_a_copy_does_not_wait_for_its_end(
-    full_size: Path, via: Any
+    full_size: Path, read: Any
 ) -> None:
     took = []
     for _ in range(3):
         with open_checkpoint(full_size) as checkpoint:
-            with stream_kda_layers(checkpoint, slots=1, lock="off", via=via):
+            with stream_kda_layers(checkpoint, slots=1, lock="off", read=read):
                 time.sleep(0.02)
                 begin = time.monotonic()
             took.append(time.monotonic() - begin)
@@ -1016,24 +1018,24 @@ def test_leaving_in_the_middle_of_a_copy_does_not_wait_for_its_end(
 
 @linux_only
 @pytest.mark.slow
-@pytest.mark.parametrize("via", ["map", "read"])
+@pytest.mark.parametrize("read", ["mapped", "positional", "direct"])
 @pytest.mark.parametrize("after", [0.2, 0.37, 0.61])
 def test_ctrl_c_is_answered_wherever_a_large_load_is(
-    interrupt_python: RunPython, full_size: Path, via: str, after: float
+    interrupt_python: RunPython, full_size: Path, read: str, after: float
 ) -> None:
     script = (
         HELD
         + """
-via = sys.argv[2]
+read = sys.argv[2]
 with open_checkpoint(folder) as checkpoint:
-    with stream_kda_layers(checkpoint, layers=[0], slots=1, lock="off", via=via) as stream:
+    with stream_kda_layers(checkpoint, layers=[0], slots=1, lock="off", read=read) as stream:
         note(next(stream))
     before = held()
     caught = None
     print("ready", flush=True)
     try:
         while True:
-            with stream_kda_layers(checkpoint, slots=1, lock="off", via=via) as stream:
+            with stream_kda_layers(checkpoint, slots=1, lock="off", read=read) as stream:
                 for layer in stream:
                     note(layer)
     except KeyboardInterrupt:
@@ -1044,7 +1046,7 @@ print(json.dumps({"caught": caught, "before": before, "after": after}))
     )
     delays = []
     for _ in range(3):
-        found = interrupt_python(script, full_size, via, after=after, seconds=10)
+        found = interrupt_python(script, full_size, read, after=after, seconds=10)
         for key in ("threads", "descriptors", "locked"):
             assert found["after"][key] == found["before"][key], key
         assert found["after"]["arenas"] == 0
@@ -1075,7 +1077,7 @@ def address_space():
 
 checkpoint = open_checkpoint(folder)
 before, space = held(), address_space()
-stream = stream_kda_layers(checkpoint, slots=1, lock="off", via="read")
+stream = stream_kda_layers(checkpoint, slots=1, lock="off", read="positional")
 raised = None
 try:
     with stream:

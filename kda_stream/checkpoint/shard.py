@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from dataclasses import dataclass
@@ -102,20 +103,21 @@ class Shard:
     def _is_closed(self) -> bool:
         return self._closed
 
-    def drop(self, begin: int, end: int) -> None:
-        """Take the mapped pages of [begin, end) out of the process; they stay in the page cache."""
-        with self._lock:
-            if self._mapping is not None:
-                self._mapping.drop(begin, end)
+    def open(self, *, direct: bool = False) -> FileIO:
+        """The unchanged file, open for reading (`direct`: with O_DIRECT); the caller closes it.
 
-    def open(self) -> FileIO:
-        """The unchanged file, open for reading; the caller closes it.
-
-        Raises `PayloadError` when the file has changed or is gone.
+        Raises `PayloadError` when the file has changed or is gone, or has no direct reads.
         """
         try:
-            file = open_regular_file(self._path)
+            file = open_regular_file(self._path, direct=direct)
         except PathError as error:
+            if direct and error.got == os.strerror(errno.EINVAL):
+                raise PayloadError(
+                    ErrorCode.DIRECT_REFUSED,
+                    "the file system has no direct reads",
+                    path=self._path,
+                    hint='pass read="auto"',
+                ) from None
             raise self._gone(error) from None
         try:
             self._require_identity(os.fstat(file.fileno()))

@@ -6,9 +6,9 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..bind import VIAS, Via
 from ..checkpoint.checkpoint import open_checkpoint
 from ..staging.arena import LOCK_POLICIES, LockPolicy, LockReport
+from ..staging.reading import READ_PATHS, RESIDENCIES, ReadPath, Residency
 from ..staging.residency import MemoryUse, memory_use
 from ..stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
 from .arguments import Commands, Parser, add_command, add_path
@@ -41,10 +41,23 @@ def add_parser(commands: Commands[Parser]) -> None:
         help="lock the memory or fail, lock it if allowed (default), or do not lock it",
     )
     parser.add_argument(
-        "--via",
-        choices=VIAS,
+        "--read",
+        choices=READ_PATHS,
         default="auto",
-        help="copy from mapped pages, use positional reads, or what suits the system (default)",
+        help="copy out of the mapped file, read through the page cache, read past it, or what "
+        "suits each layer (default)",
+    )
+    parser.add_argument(
+        "--residency",
+        choices=RESIDENCIES,
+        default="auto",
+        help="keep in the page cache what gets there, drop it, or what suits the memory (default)",
+    )
+    parser.add_argument(
+        "--alignment",
+        type=int,
+        metavar="BYTES",
+        help="begin each tensor at a multiple of this (default: as far into a page as in its file)",
     )
 
 
@@ -63,7 +76,9 @@ def _run(arguments: Namespace) -> Result:
             layers=arguments.layers,
             slots=arguments.slots,
             lock=arguments.lock,
-            via=arguments.via,
+            read=arguments.read,
+            residency=arguments.residency,
+            alignment=arguments.alignment,
         )
 
 
@@ -74,18 +89,28 @@ def stream_path(
     layers: Sequence[int] | None = None,
     slots: int = 2,
     lock: LockPolicy = "prefer",
-    via: Via = "auto",
+    read: ReadPath = "auto",
+    residency: Residency = "auto",
+    alignment: int | None = None,
 ) -> Result:
     """Stream the KDA layers of the checkpoint at `path`; `watch` is shown each of them.
 
     The facts: `path`, `layers` (how many), `layer_numbers` (in order), `bytes`, `seconds`,
-    `bytes_per_second`, `vias`, `slots`, `slot_bytes`, `peak_anonymous_bytes` (the most resident at
-    any layer), `peak_resident_bytes` (the most of any kind at any time; both null where the system
-    does not count them) and `lock` (as `LockReport`). Raises what `open_checkpoint`,
-    `stream_kda_layers` and the stream do.
+    `bytes_per_second`, `reads` (how many layers by the way they were read), `notes`, `slots`,
+    `slot_bytes`, `peak_anonymous_bytes` (the most resident at any layer), `peak_resident_bytes`
+    (the most of any kind at any time; both null where the system does not count them) and `lock`
+    (as `LockReport`). Raises what `open_checkpoint`, `stream_kda_layers` and the stream do.
     """
     with open_checkpoint(path) as checkpoint:
-        stream = stream_kda_layers(checkpoint, layers=layers, slots=slots, lock=lock, via=via)
+        stream = stream_kda_layers(
+            checkpoint,
+            layers=layers,
+            slots=slots,
+            lock=lock,
+            read=read,
+            residency=residency,
+            alignment=alignment,
+        )
         anonymous_bytes = memory_use().anonymous_bytes
         with stream:
             for layer in stream:
@@ -112,10 +137,11 @@ def _told(
         ),
         *row(
             "time",
-            f"{report.seconds:.3f} s, {rate / 1e9:.3f} GB/s, via {' and '.join(report.vias)}",
+            f"{report.seconds:.3f} s, {rate / 1e9:.3f} GB/s, {_reads_text(report)}",
         ),
         *row("memory", _memory_text(peak_anonymous_bytes, memory, report)),
         *row("locked", _lock_text(report.lock)),
+        *(line for note in report.notes for line in row("note", note)),
     ]
     facts = {
         "path": path,
@@ -124,7 +150,8 @@ def _told(
         "bytes": report.bytes,
         "seconds": report.seconds,
         "bytes_per_second": rate,
-        "vias": list(report.vias),
+        "reads": dict(report.reads),
+        "notes": list(report.notes),
         "slots": report.slots,
         "slot_bytes": report.slot_bytes,
         "peak_anonymous_bytes": peak_anonymous_bytes,
@@ -132,6 +159,10 @@ def _told(
         "lock": _lock_json(report.lock),
     }
     return Result(Exit.DONE, facts, lines)
+
+
+def _reads_text(report: StreamReport) -> str:
+    return ", ".join(f"{plural(layers, 'layer')} {path}" for path, layers in report.reads.items())
 
 
 def _memory_text(anonymous_bytes: int | None, memory: MemoryUse, report: StreamReport) -> str:

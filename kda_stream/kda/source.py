@@ -23,11 +23,8 @@ class PayloadFile(Protocol):
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) of the file, mapped: read-only and without a copy."""
 
-    def drop(self, begin: int, end: int) -> None:
-        """Take the mapped pages of [begin, end) out of the process, when they are in it."""
-
-    def open(self) -> FileIO:
-        """The unchanged file, open for reading, which the caller closes."""
+    def open(self, *, direct: bool = False) -> FileIO:
+        """The unchanged file, open for reading (`direct`: O_DIRECT), which the caller closes."""
 
     def check_unchanged(self) -> None:
         """Raise `PayloadError` when the file at `path` is no longer the one that was opened."""

@@ -276,7 +276,10 @@ class Lease:
 
 
 class PinnedArena(Closing):
-    """Anonymous, page-aligned memory for `slots` slots of `slot_bytes` bytes, page-locked.
+    """Anonymous memory for `slots` slots of `slot_bytes` bytes, page-locked, at page borders.
+
+    A slot's pages are made when it is first filled, huge ones where the kernel gives them, and from
+    then on stay where they are.
 
     `lock` is "require" (raise `MemoryRefusedError` when locking is refused), "prefer" (go on
     unlocked; `report.refusal` says why) or "off". The size is exact but for rounding each slot up

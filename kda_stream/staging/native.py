@@ -6,6 +6,7 @@ imported when it is first needed, so that `import kda_stream` costs nothing.
 
 from __future__ import annotations
 
+import errno
 import os
 from functools import cache
 from typing import Any, Final
@@ -30,7 +31,17 @@ _PAYLOAD_ERRORS: Final = {
     "KDA_NO_POPULATE": (
         ErrorCode.POPULATE_UNSUPPORTED,
         "mapped pages cannot be checked before they are copied: that needs Linux 5.14",
-        'pass via="read"',
+        'pass read="positional"',
+    ),
+    "direct": (
+        ErrorCode.DIRECT_REFUSED,
+        "the file system refuses direct reads of this alignment",
+        'pass read="auto"',
+    ),
+    "KDA_NO_GUARD": (
+        ErrorCode.GUARD_REFUSED,
+        "the handler that makes an error of a shard's cut under its map cannot be set",
+        'pass read="positional"',
     ),
 }
 _SPAN_FAULTS: Final = {
@@ -62,13 +73,22 @@ def extension() -> tuple[Any, Any]:
 
 
 def copy_error(
-    status: int, error_number: int, *, tensor: str | None, path: str | None, span: str | None
+    status: int,
+    error_number: int,
+    *,
+    tensor: str | None,
+    path: str | None,
+    span: str | None,
+    direct: bool = False,
 ) -> KdaStreamError:
     """The error for a status of `kda_spans_copy` that is neither KDA_OK nor KDA_PAUSED.
 
-    `error_number` is the errno that came with it, or 0; `tensor`, `path` and `span` say which span.
+    `error_number` is the errno that came with it, or 0; `tensor`, `path` and `span` say which span,
+    `direct` that it was read past the page cache.
     """
     name = extension()[0].typeof("enum kda_status").elements[status]
+    if direct and name == "KDA_READ_FAILED" and error_number == errno.EINVAL:
+        name = "direct"
     if name in _PAYLOAD_ERRORS:
         code, what, hint = _PAYLOAD_ERRORS[name]
         reason = os.strerror(error_number) if error_number else None

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ClosedError, ErrorCode
-from ..limits import PAUSE_NANOSECONDS
+from ..limits import BOUNCE_BYTES, PAUSE_NANOSECONDS
 from .native import copy_error, extension, span_error
+from .pages import Mapping, map_anonymous
+
+_NO_LIMIT: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """`nbytes` bytes from `offset` of an open file."""
+    """`nbytes` bytes from `offset` of an open file.
+
+    With `block_bytes` the file was opened with O_DIRECT: it is read in whole blocks of that size, a
+    power of two from 512 to 65,536, past the page cache.
+    """
 
     descriptor: int
     offset: int
     nbytes: int
+    block_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +35,10 @@ class Span:
     """`rows` rows of `row_bytes` bytes, `row_stride` apart in `source`, to offset `destination`.
 
     `source` is memory, or a range of an open file; `mapped` says that the memory is a file's map,
-    whose pages have to be asked for before they are touched. The rows land densely. `tensor` and
-    `path` are for errors. Checked when its plan runs, not before.
+    whose pages have to be asked for before they are touched, and leave the process after that. The
+    rows land densely. `tensor` and `path` are for errors; where several tensors lie in the span one
+    after the other, `starts` has (bytes before it, name) of each. Checked when its plan runs, not
+    before.
     """
 
     source: memoryview | FileRange
@@ -37,6 +49,12 @@ class Span:
     mapped: bool = False
     tensor: str | None = None
     path: str | None = None
+    starts: tuple[tuple[int, str], ...] = ()
+
+    def tensor_at(self, done: int) -> str | None:
+        """The name of the tensor that the byte `done` of the span belongs to."""
+        at = bisect_right(self.starts, done, key=lambda start: start[0])
+        return self.starts[at - 1][1] if at else self.tensor
 
     @property
     def nbytes(self) -> int:
@@ -50,6 +68,22 @@ class Span:
         )
 
 
+class CopyStop:
+    """A flag that ends a running copy, from any thread."""
+
+    def __init__(self) -> None:
+        self.pointer = extension()[0].new("int *")
+
+    def set(self) -> None:
+        """Have the copies that watch it begin no further piece."""
+        self.pointer[0] = 1
+
+    @property
+    def is_set(self) -> bool:
+        """Whether `set` was called."""
+        return bool(self.pointer[0])
+
+
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
     """Spans in ascending order of destination, which is shared by all of them."""
@@ -61,34 +95,85 @@ class CopyPlan:
         """The bytes that the plan writes."""
         return sum(span.nbytes for span in self.spans)
 
-    def run(self, destination: memoryview, *, between: Callable[[], None] | None = None) -> None:
+    def run(
+        self,
+        destination: memoryview,
+        *,
+        threads: int = 1,
+        between: Callable[[], None] | None = None,
+        stop: CopyStop | None = None,
+    ) -> None:
         """Check every span against its source and `destination`, then copy them all.
 
-        The GIL is released. One call into C does it all, unless it takes longer than
-        `PAUSE_NANOSECONDS`: then it comes back, signals are answered, `between` is called, and it
-        goes on where it was; what either raises ends the copy. Raises `SpanError` before anything
-        is written, or `PayloadError` when a source fails on the way.
+        The GIL is released, and `threads` threads copy, which end with it. One call into C does it
+        all, but that in the main thread, or with `between`, it comes back every
+        `PAUSE_NANOSECONDS`: signals are answered, `between` is called, and it goes on where it was;
+        what either raises ends the copy. So does `stop`, with a `ClosedError`. Raises `SpanError`
+        before anything is written, or `PayloadError` when a source fails on the way.
         """
         ffi, lib = extension()
         cursor = ffi.new("kda_cursor *")
         table = ffi.new("kda_span[]", len(self.spans))
+        means = ffi.new("kda_means *")
+        means.threads = threads
+        pauses = between is not None or threading.current_thread() is threading.main_thread()
+        means.nanoseconds_max = PAUSE_NANOSECONDS if pauses else _NO_LIMIT
         kept: list[memoryview] = []  # so that no memory goes under the copy
+        bounce: Mapping | None = None
         try:
             target = _pointer(destination, kept, writable=True)
             for row, span in zip(table, self.spans, strict=True):
                 _fill_row(row, span, kept)
+            block_bytes = max((_block_bytes(span) for span in self.spans), default=0)
+            if block_bytes:
+                each = self._bounce_bytes(block_bytes, int(ffi.cast("uintptr_t", target)))
+                bounce = map_anonymous(each * threads)
+                means.block_bytes, means.bounce_bytes = block_bytes, bounce.nbytes
+                means.bounce = bounce.pointer
+            if stop is not None:
+                means.stop = stop.pointer
             status = lib.KDA_PAUSED
             while status == lib.KDA_PAUSED:
                 status = lib.kda_spans_copy(
-                    table, len(table), target, destination.nbytes, PAUSE_NANOSECONDS, cursor
+                    table, len(table), target, destination.nbytes, means, cursor
                 )
-                if status == lib.KDA_PAUSED and between is not None:
-                    between()
+                if status == lib.KDA_PAUSED:
+                    if stop is not None and stop.is_set:
+                        raise ClosedError(ErrorCode.STREAM_STOPPED, "the copy was stopped")
+                    if between is not None:
+                        between()
         finally:
             kept.clear()
+            if bounce is not None:
+                bounce.close()
         if status != lib.KDA_OK:
             at = self.spans[cursor.span]
-            raise copy_error(status, cursor.error, tensor=at.tensor, path=at.path, span=str(at))
+            name = at.tensor_at(cursor.done)
+            raise copy_error(
+                status,
+                cursor.error,
+                tensor=name,
+                path=at.path,
+                span=str(at),
+                direct=_block_bytes(at) > 0,
+            )
+
+    def _bounce_bytes(self, block_bytes: int, target: int) -> int:
+        """What a thread needs: a block for the ends of spans, more for spans that do not land."""
+        longest = max(
+            (
+                span.nbytes
+                for span in self.spans
+                if isinstance(span.source, FileRange)
+                and (target + span.destination - span.source.offset) % block_bytes
+            ),
+            default=0,
+        )
+        return min(-(-longest // block_bytes) * block_bytes + block_bytes, BOUNCE_BYTES)
+
+
+def _block_bytes(span: Span) -> int:
+    return span.source.block_bytes if isinstance(span.source, FileRange) else 0
 
 
 def _fill_row(row: Any, span: Span, kept: list[memoryview]) -> None:
@@ -97,7 +182,8 @@ def _fill_row(row: Any, span: Span, kept: list[memoryview]) -> None:
     source = span.source
     try:
         if isinstance(source, FileRange):
-            row.kind, row.fd, row.file_offset = lib.KDA_FILE, source.descriptor, source.offset
+            row.kind = lib.KDA_DIRECT if source.block_bytes else lib.KDA_FILE
+            row.fd, row.file_offset = source.descriptor, source.offset
         else:
             row.kind = lib.KDA_MAPPED if span.mapped else lib.KDA_MEMORY
             row.source = _pointer(source, kept)

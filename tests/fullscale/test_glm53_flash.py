@@ -67,9 +67,9 @@ def test_every_layer_streams_within_two_slots_and_64_mib(checkpoint_path: Path) 
     assert answer["peak_anonymous_bytes"] <= 2 * SLOT_BYTES + 64 * MIB
 
 
-@pytest.mark.parametrize("via", ["map", "read"])
+@pytest.mark.parametrize("read", ["mapped", "positional", "direct"])
 def test_every_byte_of_whole_layers_is_the_stored_one(
-    replica: ModuleType, checkpoint_path: Path, via: Any
+    replica: ModuleType, checkpoint_path: Path, read: Any
 ) -> None:
     leaves = {
         "q_proj": ["q_proj.weight"],
@@ -89,7 +89,7 @@ def test_every_byte_of_whole_layers_is_the_stored_one(
     compared = 0
     with (
         open_checkpoint(checkpoint_path) as checkpoint,
-        stream_kda_layers(checkpoint, layers=WHOLE_LAYERS, via=via) as stream,
+        stream_kda_layers(checkpoint, layers=WHOLE_LAYERS, read=read) as stream,
     ):
         for layer in stream:
             assert len(layer.report.shards) == (1 if layer.index == 0 else 2)

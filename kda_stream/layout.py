@@ -1,0 +1,224 @@
+"""Where the tensors of one layer lie in a slot, and which bytes have to be brought there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .dtypes import DTYPE_BITS, KdaDtype
+from .errors import ArgumentError, ErrorCode
+from .kda.config import KdaConfig
+from .kda.source import Place, RawTensor
+from .kda.tensors import ATTENTION_PREFIX, KDA_TENSORS, TensorSpec
+from .limits import LAYOUT_BYTES, READ_ALONG_BYTES_MAX, SLOT_ALIGNMENT_BYTES
+from .staging.reading import Wanted
+from .staging.spans import Span
+
+CONV_FIELD: Final = "conv"
+CONV_LEAVES: Final = ("q_conv1d", "k_conv1d", "v_conv1d")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of `KdaWeights`: its name, dtype and shape, and the tensors joined to make it."""
+
+    name: str
+    dtype: KdaDtype
+    shape: tuple[int, ...]
+    specs: tuple[TensorSpec, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each field begins in a slot, and what brings it there.
+
+    `wanted` are ranges of files, `from_memory` the rest; both in ascending order of destination.
+    `end` is how much of the slot is used.
+    """
+
+    begins: Mapping[str, int]
+    wanted: tuple[Wanted, ...]
+    from_memory: tuple[Span, ...]
+    end: int
+
+    @property
+    def alignment_bytes(self) -> int:
+        """The largest power of two, up to 4096, that divides every field's offset."""
+        bits = LAYOUT_BYTES
+        for begin in self.begins.values():
+            bits |= begin
+        return bits & -bits
+
+
+def _field_name(spec: TensorSpec) -> str:
+    leaf = spec.name.removeprefix(ATTENTION_PREFIX).removesuffix(".weight")
+    if leaf in CONV_LEAVES:
+        return CONV_FIELD
+    short = {"f_a_proj": "f_a", "f_b_proj": "f_b", "g_a_proj": "g_a", "g_b_proj": "g_b"}
+    return short.get(leaf, leaf.lower())
+
+
+FIELDS: Final = tuple(dict.fromkeys(_field_name(spec) for spec in KDA_TENSORS))
+
+
+def fields_of(config: KdaConfig) -> tuple[Field, ...]:
+    """The thirteen fields of a layer, in the order of `KDA_TENSORS`."""
+    fields = []
+    for name in FIELDS:
+        specs = tuple(spec for spec in KDA_TENSORS if _field_name(spec) == name)
+        shape = specs[0].expected_shape(config)
+        if name == CONV_FIELD:
+            shape = (config.conv_dim, config.conv_kernel)
+        nbytes = sum(spec.expected_bytes(config) for spec in specs)
+        fields.append(Field(name, specs[0].dtype, shape, specs, nbytes))
+    return tuple(fields)
+
+
+def kda_slot_bytes(config: KdaConfig) -> int:
+    """The bytes of a slot that holds one layer, however its tensors lie in their files.
+
+    Beside the tensors: 4 KiB for each of them, so that it can lie as in its file modulo the page,
+    and the three conv tensors once more, which are read along between the others and joined
+    elsewhere. 275,739,136 at the geometry of GLM-5.3-Flash, 0.1 % more than the tensors.
+    """
+    fields = fields_of(config)
+    conv = sum(field.nbytes for field in fields if len(field.specs) > 1)
+    return sum(field.nbytes for field in fields) + conv + len(KDA_TENSORS) * LAYOUT_BYTES
+
+
+def require_alignment(alignment: int | None) -> None:
+    """Raise `ArgumentError` when no tensor can be aligned so."""
+    if alignment is None or (
+        type(alignment) is int
+        and 1 <= alignment <= LAYOUT_BYTES
+        and alignment & (alignment - 1) == 0
+    ):
+        return
+    raise ArgumentError(
+        ErrorCode.ARGUMENT,
+        "alignment is none",
+        expected=f"a power of two up to {LAYOUT_BYTES}, or None",
+        got=repr(alignment),
+    )
+
+
+def lay_out(
+    fields: Sequence[Field], tensors: Mapping[str, RawTensor], alignment: int | None
+) -> Layout:
+    """Place the fields in a slot.
+
+    With an `alignment`, each begins at a multiple of it. With None, what lies side by side in a
+    file lies so in the slot, at the same offset modulo the page: one long read brings it in, and
+    the blocks of a direct read land in place. Only a joined field, and a tensor whose offset in
+    the file is no multiple of its element's size, are placed apart, at multiples of 256.
+    """
+    plan = _Plan()
+    if alignment is None:
+        for run in _runs(fields, tensors):
+            plan.place_run(run)
+        for field in fields:
+            if field.name not in plan.begins:
+                plan.place_apart(field, tensors, SLOT_ALIGNMENT_BYTES)
+    else:
+        for field in sorted(fields, key=lambda field: _file_order(tensors[field.specs[0].name])):
+            plan.place_apart(field, tensors, alignment)
+    return Layout(plan.begins, tuple(_joined(plan.wanted)), tuple(plan.from_memory), plan.at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One tensor where its file holds it; `field` is None when it is joined apart."""
+
+    name: str
+    place: Place
+    field: str | None
+
+
+def _file_order(tensor: RawTensor) -> tuple[str, int]:
+    return ("", 0) if tensor.place is None else (tensor.place.file.path, tensor.place.begin)
+
+
+def _runs(fields: Iterable[Field], tensors: Mapping[str, RawTensor]) -> list[list[_Part]]:
+    """The tensors that lie in files, side by side, in file order."""
+    parts = []
+    for field in fields:
+        for spec in field.specs:
+            place = tensors[spec.name].place
+            if place is not None:
+                is_joined = len(field.specs) > 1
+                if is_joined or place.begin % (DTYPE_BITS[field.dtype.value] // 8) == 0:
+                    parts.append(_Part(spec.name, place, None if is_joined else field.name))
+    parts.sort(key=lambda part: (part.place.file.path, part.place.begin))
+    runs: list[list[_Part]] = []
+    for part in parts:
+        before = runs[-1][-1].place if runs else None
+        adjoins = (
+            before is not None
+            and before.file is part.place.file
+            and before.end == part.place.begin
+            and (part.field or part.place.end - part.place.begin <= READ_ALONG_BYTES_MAX)
+        )
+        if adjoins:
+            runs[-1].append(part)
+        elif part.field:
+            runs.append([part])
+    for run in runs:
+        while run[-1].field is None:
+            run.pop()
+    return runs
+
+
+class _Plan:
+    """A layout in the making."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.begins: dict[str, int] = {}
+        self.wanted: list[Wanted] = []
+        self.from_memory: list[Span] = []
+
+    def place_run(self, run: Sequence[_Part]) -> None:
+        """The whole run in one piece, as far into a page as in its file."""
+        first, last = run[0].place, run[-1].place
+        begin = self.at + (first.begin - self.at) % LAYOUT_BYTES
+        starts = tuple((part.place.begin - first.begin, part.name) for part in run)
+        for part in run:
+            if part.field is not None:
+                self.begins[part.field] = begin + part.place.begin - first.begin
+        self.wanted.append(Wanted(first.file, first.begin, last.end, begin, starts))
+        self.at = begin + last.end - first.begin
+
+    def place_apart(self, field: Field, tensors: Mapping[str, RawTensor], alignment: int) -> None:
+        """The field's tensors one behind the other, from a multiple of `alignment` on."""
+        self.at = self.begins[field.name] = -(-self.at // alignment) * alignment
+        for spec in field.specs:
+            tensor = tensors[spec.name]
+            nbytes, place = tensor.nbytes, tensor.place
+            if place is None:
+                span = Span(tensor.data, 1, nbytes, nbytes, self.at, tensor=spec.name)
+                self.from_memory.append(span)
+            else:
+                starts = ((0, spec.name),)
+                self.wanted.append(Wanted(place.file, place.begin, place.end, self.at, starts))
+            self.at += nbytes
+
+
+def _joined(wanted: Iterable[Wanted]) -> list[Wanted]:
+    """What adjoins in its file and in the slot, made one."""
+    joined: list[Wanted] = []
+    for part in wanted:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.file is part.file
+            and last.end == part.begin
+            and last.destination + last.end - last.begin == part.destination
+        ):
+            moved = tuple((last.end - last.begin + at, name) for at, name in part.starts)
+            starts = last.starts + moved
+            part = Wanted(last.file, last.begin, part.end, last.destination, starts)
+            joined.pop()
+        joined.append(part)
+    return joined

@@ -1,0 +1,312 @@
+"""The ways to bring payload in: which one is taken, why, and what it leaves in the page cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from io import FileIO
+from typing import Final, Literal, Protocol
+
+from ..errors import ArgumentError, ErrorCode, PayloadError
+from ..limits import (
+    COPY_THREADS_MAX,
+    DIRECT_BLOCK_BYTES_MAX,
+    DIRECT_BLOCK_BYTES_MIN,
+    LAYOUT_BYTES,
+    READ_AHEAD_BYTES,
+    READS_IN_FLIGHT,
+)
+from .pages import PAGE_BYTES
+from .residency import cached_bytes, cached_ranges, direct_alignment, file_system_of
+from .room import memory_room
+from .spans import CopyPlan, CopyStop, FileRange, Span
+
+ReadPath = Literal["auto", "mapped", "positional", "direct"]
+READ_PATHS: Final = ("auto", "mapped", "positional", "direct")
+Residency = Literal["auto", "keep", "drop"]
+RESIDENCIES: Final = ("auto", "keep", "drop")
+
+
+class ReadableFile(Protocol):
+    """What is asked of a file that payload is read from."""
+
+    @property
+    def path(self) -> str:
+        """Where the file is, for errors."""
+
+    def open(self, *, direct: bool = False) -> FileIO:
+        """The unchanged file, open for reading (`direct`: with O_DIRECT); the caller closes it."""
+
+    def view(self, begin: int, end: int) -> memoryview:
+        """The bytes [begin, end) of the file, mapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Bytes of a file, and where they go: [begin, end) of `file` to the offset `destination`.
+
+    `starts` has (bytes before it, name) of each tensor in it, for errors.
+    """
+
+    file: ReadableFile
+    begin: int
+    end: int
+    destination: int
+    starts: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChoice:
+    """What the caller asks for, and what belongs to it.
+
+    `path` and `residency` as for `bind_kda_weights`. `whole_bytes` is what all loads of this kind
+    will bring in together, so that "auto" can tell whether keeping it in the page cache fits.
+    """
+
+    path: ReadPath = "auto"
+    residency: Residency = "auto"
+    whole_bytes: int = 0
+    between: Callable[[], None] | None = field(default=None, compare=False)
+    stop: CopyStop | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """How the payload of a layer was brought in.
+
+    `path` is "mapped" (copied out of the mapped file), "positional" (read through the page cache),
+    "direct" (read past it), "memory" (the source's own), "view" (left in the map) or "none";
+    `reason` says why. `residency` is "keep" or "drop", None where no file was read.
+    `cached_before_bytes` of the payload were in the page cache; None where the system does not say.
+    `alignment_bytes` is the power of two that every tensor's address is a multiple of, at most
+    4096. `notes` tell what was asked for and could not be had.
+    """
+
+    path: str
+    reason: str
+    residency: str | None = None
+    cached_before_bytes: int | None = None
+    alignment_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def require_read_choice(path: str, residency: str) -> None:
+    """Raise `ArgumentError` when there is no such read path or residency."""
+    for name, given, known in (("read", path, READ_PATHS), ("residency", residency, RESIDENCIES)):
+        if given not in known:
+            raise ArgumentError(
+                ErrorCode.ARGUMENT,
+                f"{name} is unknown",
+                expected=" or ".join(known),
+                got=repr(given),
+            )
+
+
+def bring_in(
+    wanted: Sequence[Wanted],
+    from_memory: Sequence[Span],
+    destination: memoryview,
+    choice: ReadChoice,
+) -> ReadReport:
+    """Copy all that is wanted, in ascending order of destination, and say how it was done.
+
+    Raises `PayloadError` when a file has changed or fails, or when the path that was asked for by
+    name cannot be taken; "auto" takes another then, and notes it.
+    """
+    if not wanted:
+        _run(from_memory, destination, 1, choice)
+        return ReadReport("memory", "the source holds its tensors in memory")
+    with ExitStack() as opened:
+        files = {id(part.file): part.file for part in wanted}
+        descriptors = {
+            key: opened.enter_context(file.open()).fileno() for key, file in files.items()
+        }
+        cached = _cached_bytes(wanted, descriptors)
+        residency = _residency(choice)
+        ways = _ways(choice, sum(part.end - part.begin for part in wanted), descriptors, cached)
+        notes: list[str] = []
+        for way in ways:
+            try:
+                with _cache_as_it_was(wanted, descriptors, residency):
+                    _bring_in_by(way.path, wanted, from_memory, destination, descriptors, choice)
+            except PayloadError as error:
+                if way is ways[-1] or error.code not in _ANOTHER_WAY_HELPS:
+                    raise
+                notes.append(f"not {way.path}: {error.what}")
+            else:
+                break
+    return ReadReport(way.path, way.reason, residency, cached, notes=tuple(notes))
+
+
+# --- which way ------------------------------------------------------------------------------------
+
+_ANOTHER_WAY_HELPS: Final = frozenset(
+    {
+        ErrorCode.MAP_REFUSED,
+        ErrorCode.POPULATE_UNSUPPORTED,
+        ErrorCode.GUARD_REFUSED,
+        ErrorCode.DIRECT_REFUSED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    path: Literal["mapped", "positional", "direct"]
+    reason: str
+
+
+def _ways(
+    choice: ReadChoice, nbytes: int, descriptors: Mapping[int, int], cached: int | None
+) -> list[_Way]:
+    """What is to be tried, in this order."""
+    if choice.path != "auto":
+        return [_Way(choice.path, "it was asked for")]
+    systems = [file_system_of(descriptor) for descriptor in descriptors.values()]
+    remote = next((system.name for system in systems if system.is_remote), None)
+    if remote is not None:
+        return [_Way("positional", f"a file on {remote} is never mapped")]
+    if cached is None:
+        reason = "the system does not say what is in the page cache"
+        direct = [_Way("direct", reason)] if choice.residency == "drop" else []
+        return [*direct, _Way("positional", reason)]
+    reason = f"{100 * cached // max(nbytes, 1)} % of it was in the page cache"
+    through_the_cache = [_Way("mapped", reason), _Way("positional", reason)]
+    if 2 * cached >= nbytes or choice.residency == "keep":
+        return through_the_cache
+    return [_Way("direct", reason), *through_the_cache]
+
+
+def _cached_bytes(wanted: Sequence[Wanted], descriptors: Mapping[int, int]) -> int | None:
+    cached = 0
+    for part in wanted:
+        counted = cached_bytes(descriptors[id(part.file)], part.begin, part.end)
+        if counted is None:
+            return None
+        cached += counted
+    return cached
+
+
+def _residency(choice: ReadChoice) -> Literal["keep", "drop"]:
+    """What is to happen to pages that get into the page cache; "auto" keeps what is no burden."""
+    if choice.residency != "auto":
+        return choice.residency
+    available = memory_room().available_bytes
+    return "keep" if available is None or available >= 2 * choice.whole_bytes else "drop"
+
+
+# --- one way --------------------------------------------------------------------------------------
+
+
+def _bring_in_by(
+    path: str,
+    wanted: Sequence[Wanted],
+    from_memory: Sequence[Span],
+    destination: memoryview,
+    descriptors: Mapping[int, int],
+    choice: ReadChoice,
+) -> None:
+    with ExitStack() as opened:
+        blocks = dict.fromkeys(descriptors, 0)
+        if path == "direct":
+            files = {id(part.file): part.file for part in wanted}
+            blocks = {key: _block_bytes(files[key], fd) for key, fd in descriptors.items()}
+            descriptors = {
+                key: opened.enter_context(file.open(direct=True)).fileno()
+                for key, file in files.items()
+            }
+        spans = [
+            _span(part, path == "mapped", descriptors[id(part.file)], blocks[id(part.file)])
+            for part in wanted
+        ]
+        threads = READS_IN_FLIGHT if path == "direct" else copy_threads()
+        _run([*spans, *from_memory], destination, threads, choice)
+
+
+def _run(spans: Sequence[Span], destination: memoryview, threads: int, choice: ReadChoice) -> None:
+    in_order = sorted(spans, key=lambda span: span.destination)
+    CopyPlan(tuple(in_order)).run(
+        destination, threads=threads, between=choice.between, stop=choice.stop
+    )
+
+
+def _span(part: Wanted, mapped: bool, descriptor: int, block_bytes: int) -> Span:
+    nbytes = part.end - part.begin
+    source: memoryview | FileRange = FileRange(descriptor, part.begin, nbytes, block_bytes)
+    if mapped:
+        source = part.file.view(part.begin, part.end)
+    return Span(
+        source,
+        1,
+        nbytes,
+        nbytes,
+        part.destination,
+        mapped,
+        tensor=part.starts[0][1],
+        path=part.file.path,
+        starts=part.starts,
+    )
+
+
+def _block_bytes(file: ReadableFile, descriptor: int) -> int:
+    """What direct reads of the file are aligned to; raises `PayloadError` where there are none."""
+    alignment = direct_alignment(descriptor)
+    if alignment is None:
+        return LAYOUT_BYTES  # the kernel does not say: a page is enough for every disk
+    block_bytes = max(alignment.memory_bytes, alignment.offset_bytes, DIRECT_BLOCK_BYTES_MIN)
+    if not alignment.offset_bytes or block_bytes > DIRECT_BLOCK_BYTES_MAX:
+        raise PayloadError(
+            ErrorCode.DIRECT_REFUSED,
+            "the file system has no direct reads",
+            path=file.path,
+            got=f"blocks of {alignment.offset_bytes} bytes on {file_system_of(descriptor).name}",
+            hint='pass read="auto"',
+        )
+    return block_bytes
+
+
+def copy_threads() -> int:
+    """How many threads copy out of the page cache: as many as the process has cores, at most 4."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, COPY_THREADS_MAX)
+
+
+# --- what is left behind --------------------------------------------------------------------------
+
+
+@contextmanager
+def _cache_as_it_was(
+    wanted: Sequence[Wanted], descriptors: Mapping[int, int], residency: str
+) -> Iterator[None]:
+    """With "drop": pages that the body brings into the page cache leave it again, no others.
+
+    What was read ahead behind a range leaves too. Where the system does not say what was there
+    before, the whole range leaves.
+    """
+    if residency != "drop":
+        yield
+        return
+    gaps = [
+        (descriptors[id(part.file)], begin, end)
+        for part in wanted
+        for begin, end in _not_cached(descriptors[id(part.file)], part.begin, part.end)
+    ]
+    try:
+        yield
+    finally:
+        for descriptor, begin, end in gaps:
+            os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+
+def _not_cached(descriptor: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """The ranges around [begin, end), at page borders, that are not in the page cache now."""
+    at = max(begin - READ_AHEAD_BYTES, 0) // PAGE_BYTES * PAGE_BYTES
+    end = min(-(-end // PAGE_BYTES) * PAGE_BYTES + READ_AHEAD_BYTES, os.fstat(descriptor).st_size)
+    for first, after in cached_ranges(descriptor, at, end) or []:
+        if at < first:
+            yield at, first
+        at = after
+    if at < end:
+        yield at, end
