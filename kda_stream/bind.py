@@ -18,9 +18,9 @@ from .layout import (
     FIELDS,
     Layout,
     fields_of,
-    kda_slot_bytes,
     lay_out,
     require_alignment,
+    slot_bytes_for,
 )
 from .limits import SLOT_ALIGNMENT_BYTES
 from .staging.arena import Lease, LockReport, PinnedArena, Slot
@@ -190,7 +190,7 @@ def bind_checked(
     """`bind_kda_weights` for a block that `check_kda_block` has let pass."""
     fields = fields_of(config)
     layout = lay_out(fields, block.tensors, alignment)
-    with _claimed(into, kda_slot_bytes(config)) as slot:
+    with _claimed(into, slot_bytes_for(fields)) as slot:
         read = _fill(layout, block, slot, choice)
         lease = slot.lend(closes_arena=into is None)
     tensors = {

@@ -60,20 +60,27 @@ def _field_name(spec: TensorSpec) -> str:
     return short.get(leaf, leaf.lower())
 
 
-FIELDS: Final = tuple(dict.fromkeys(_field_name(spec) for spec in KDA_TENSORS))
+FIELDS: Final = tuple(dict.fromkeys(map(_field_name, KDA_TENSORS)))
+_SPECS_OF: Final = {
+    name: tuple(spec for spec in KDA_TENSORS if _field_name(spec) == name) for name in FIELDS
+}
 
 
 def fields_of(config: KdaConfig) -> tuple[Field, ...]:
     """The thirteen fields of a layer, in the order of `KDA_TENSORS`."""
     fields = []
-    for name in FIELDS:
-        specs = tuple(spec for spec in KDA_TENSORS if _field_name(spec) == name)
+    for name, specs in _SPECS_OF.items():
         shape = specs[0].expected_shape(config)
         if name == CONV_FIELD:
             shape = (config.conv_dim, config.conv_kernel)
         nbytes = sum(spec.expected_bytes(config) for spec in specs)
         fields.append(Field(name, specs[0].dtype, shape, specs, nbytes))
     return tuple(fields)
+
+
+def kda_layer_bytes(config: KdaConfig) -> int:
+    """The bytes of a layer's tensors; 275,481,088 at the geometry of GLM-5.3-Flash."""
+    return sum(spec.expected_bytes(config) for spec in KDA_TENSORS)
 
 
 def kda_slot_bytes(config: KdaConfig) -> int:
@@ -83,9 +90,16 @@ def kda_slot_bytes(config: KdaConfig) -> int:
     and the three conv tensors once more, which are read along between the others and joined
     elsewhere. 275,739,136 at the geometry of GLM-5.3-Flash, 0.1 % more than the tensors.
     """
-    fields = fields_of(config)
-    conv = sum(field.nbytes for field in fields if len(field.specs) > 1)
-    return sum(field.nbytes for field in fields) + conv + len(KDA_TENSORS) * LAYOUT_BYTES
+    return slot_bytes_for(fields_of(config))
+
+
+def slot_bytes_for(fields: Iterable[Field]) -> int:
+    """The bytes of a slot that holds these fields, however their tensors lie in their files."""
+    nbytes = 0
+    for field in fields:
+        read_along = field.nbytes if len(field.specs) > 1 else 0
+        nbytes += field.nbytes + read_along + len(field.specs) * LAYOUT_BYTES
+    return nbytes
 
 
 def require_alignment(alignment: int | None) -> None:

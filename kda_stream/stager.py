@@ -10,9 +10,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 
 from .bind import KdaBindReport, KdaWeights, bind_checked
-from .checkpoint.checkpoint import Checkpoint
-from .checkpoint.layer import LayerIndex
-from .kda.check import check_kda_block
+from .kda.check import CheckedBlock
 from .kda.config import KdaConfig
 from .limits import BELL_SECONDS
 from .staging.arena import PinnedArena
@@ -31,9 +29,8 @@ class Stager:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
         config: KdaConfig,
-        layers: Iterable[LayerIndex],
+        blocks: Iterable[CheckedBlock],
         arena: PinnedArena,
         choice: ReadChoice,
         alignment: int | None,
@@ -44,9 +41,8 @@ class Stager:
         self.ended = False
         self._stop = CopyStop()
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self._checkpoint = checkpoint
         self._config = config
-        self._layers = layers
+        self._blocks = blocks
         self.arena = arena
         self._choice = replace(choice, stop=self._stop)
         self._alignment = alignment
@@ -89,20 +85,19 @@ class Stager:
         """Stage every layer; an error is left in `failure`."""
         self.began = True
         try:
-            for index in self._layers:
-                if not self._stage(index):
+            for block in self._blocks:
+                if not self._stage(block):
                     break
         except BaseException as error:  # handed to the consumer, who raises it
             self.failure = None if self._is_stopping() else error
         self.ended = True
         self._bell.put(None)
 
-    def _stage(self, index: LayerIndex) -> bool:
+    def _stage(self, block: CheckedBlock) -> bool:
         """Fill one slot with one layer; False when the stream is being closed."""
         slot = self.arena.wait_for_slot(self._is_stopping)
         if slot is None:
             return False
-        block = check_kda_block(self._config, index, self._checkpoint.layer(index))
         staged = bind_checked(self._config, block, slot, self._choice, self._alignment)
         self.staged.append(staged)
         self._bell.put(None)

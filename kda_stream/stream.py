@@ -7,14 +7,13 @@ import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from .bind import (
     KdaBindReport,
     KdaWeights,
-    check_kda_weights,
 )
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.layer import LayerIndex
@@ -27,10 +26,10 @@ from .errors import (
     ErrorCode,
     StreamError,
 )
-from .kda.check import joint_refusal
+from .kda.check import CheckedBlock, check_kda_block, joint_refusal
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.config import KdaConfig
-from .layout import kda_slot_bytes, require_alignment
+from .layout import kda_layer_bytes, kda_slot_bytes, require_alignment
 from .stager import Stager
 from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
 from .staging.reading import ReadChoice, ReadPath, Residency, require_read_choice
@@ -105,6 +104,7 @@ class KdaLayerStream(Closing):
         checkpoint: Checkpoint,
         config: KdaConfig,
         layers: tuple[LayerIndex, ...],
+        blocks: Iterable[CheckedBlock],
         slots: int,
         lock: LockPolicy,
         choice: ReadChoice,
@@ -113,6 +113,7 @@ class KdaLayerStream(Closing):
         self.layers = layers
         self._checkpoint = checkpoint
         self._config = config
+        self._blocks = blocks
         self._slots = slots
         self._lock_policy = lock
         self._choice = choice
@@ -135,9 +136,7 @@ class KdaLayerStream(Closing):
         self._began_seconds = time.monotonic()
         slot_bytes = kda_slot_bytes(self._config)
         arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock_policy)
-        self._stager = Stager(
-            self._checkpoint, self._config, self.layers, arena, self._choice, self._alignment
-        )
+        self._stager = Stager(self._config, self._blocks, arena, self._choice, self._alignment)
         try:
             self._stager.start()
         except RuntimeError as error:
@@ -273,8 +272,9 @@ def stream_kda_layers(
     """Stream KDA layers through `slots` reused slots of page-locked memory.
 
     `layers` are layer numbers, handed out in the order given; None means every KDA layer in numeric
-    order. Every one of them is checked here, from metadata, before a byte of payload is read. Use
-    the stream in a `with`: a layer is lent until the next step of the loop, or until it is released
+    order. Every one of them is checked here, from metadata, before a byte of payload is read; of a
+    checkpoint that was opened with `verify="needed"`, each before its own. Use the stream in a
+    `with`: a layer is lent until the next step of the loop, or until it is released
     when held. `config` is the geometry, by default that of the config.json beside the shards.
     `lock` is as for `PinnedArena`; `read`, `residency` and `alignment` are as for
     `bind_kda_weights`, each layer's way chosen for itself.
@@ -304,17 +304,36 @@ def stream_kda_layers(
     if layers is None:
         checkpoint.require_every_layer()
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
+    if getattr(checkpoint, "verify", "all") == "all":
+        blocks = _all_checked(geometry, checkpoint, chosen)
+    else:
+        blocks = _checked_in_turn(geometry, checkpoint, chosen)
+    choice = ReadChoice(read, residency, len(chosen) * kda_layer_bytes(geometry))
+    return KdaLayerStream(checkpoint, geometry, chosen, blocks, slots, lock, choice, alignment)
+
+
+def _checked_in_turn(
+    config: KdaConfig, checkpoint: Checkpoint, layers: Iterable[LayerIndex]
+) -> Iterator[CheckedBlock]:
+    """Each layer's block, checked when it is asked for."""
+    for index in layers:
+        yield check_kda_block(config, index, checkpoint.layer(index))
+
+
+def _all_checked(
+    config: KdaConfig, checkpoint: Checkpoint, layers: Sequence[LayerIndex]
+) -> Iterator[CheckedBlock]:
+    """Every layer's block; raises one `BindError` with every problem of every layer."""
+    blocks: list[CheckedBlock] = []
     refusals: list[BindError] = []
-    whole_bytes = 0
-    for index in chosen:
+    for index in layers:
         try:
-            whole_bytes += check_kda_weights(geometry, index, checkpoint.layer(index)).bytes
+            blocks.append(check_kda_block(config, index, checkpoint.layer(index)))
         except BindError as error:
             refusals.append(error)
     if refusals:
-        raise joint_refusal(refusals, len(chosen), checkpoint.path)
-    choice = ReadChoice(read, residency, whole_bytes)
-    return KdaLayerStream(checkpoint, geometry, chosen, slots, lock, choice, alignment)
+        raise joint_refusal(refusals, len(layers), checkpoint.path)
+    return iter(blocks)
 
 
 def kda_layers(checkpoint: Checkpoint) -> tuple[LayerIndex, ...]:

@@ -84,13 +84,7 @@ class Shard:
         `close()`, `PayloadError` when the file has changed or the map is refused.
         """
         with self._lock:
-            if self._is_closed():
-                raise ClosedError(
-                    ErrorCode.CHECKPOINT_CLOSED,
-                    "the checkpoint is closed",
-                    path=self._path,
-                    hint="use its tensors before close(), or copy them",
-                )
+            self._require_open()
             if self._lent is None:
                 with self.open() as file:
                     size = self.identity.file_bytes
@@ -103,11 +97,22 @@ class Shard:
     def _is_closed(self) -> bool:
         return self._closed
 
+    def _require_open(self) -> None:
+        if self._is_closed():
+            raise ClosedError(
+                ErrorCode.CHECKPOINT_CLOSED,
+                "the checkpoint is closed",
+                path=self._path,
+                hint="use its tensors before close(), or copy them",
+            )
+
     def open(self, *, direct: bool = False) -> FileIO:
         """The unchanged file, open for reading (`direct`: with O_DIRECT); the caller closes it.
 
-        Raises `PayloadError` when the file has changed or is gone, or has no direct reads.
+        Raises `PayloadError` when the file has changed or is gone, or has no direct reads;
+        `ClosedError` after `close()`.
         """
+        self._require_open()
         try:
             file = open_regular_file(self._path, direct=direct)
         except PathError as error:

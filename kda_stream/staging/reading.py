@@ -123,9 +123,10 @@ def bring_in(
         descriptors = {
             key: opened.enter_context(file.open()).fileno() for key, file in files.items()
         }
+        nbytes = sum(part.end - part.begin for part in wanted)
         cached = _cached_bytes(wanted, descriptors)
-        residency = _residency(choice)
-        ways = _ways(choice, sum(part.end - part.begin for part in wanted), descriptors, cached)
+        residency = _residency(choice, cached == nbytes)
+        ways = _ways(choice, nbytes, descriptors, cached)
         notes: list[str] = []
         for way in ways:
             try:
@@ -189,10 +190,12 @@ def _cached_bytes(wanted: Sequence[Wanted], descriptors: Mapping[int, int]) -> i
     return cached
 
 
-def _residency(choice: ReadChoice) -> Literal["keep", "drop"]:
+def _residency(choice: ReadChoice, all_cached: bool) -> Literal["keep", "drop"]:
     """What is to happen to pages that get into the page cache; "auto" keeps what is no burden."""
     if choice.residency != "auto":
         return choice.residency
+    if all_cached:
+        return "keep"  # nothing will get there
     available = memory_room().available_bytes
     return "keep" if available is None or available >= 2 * choice.whole_bytes else "drop"
 
