@@ -28,10 +28,11 @@
  *   ENOSYS             there is no such system call here.
  *   EOPNOTSUPP         the kernel's count is none: the file is on hugetlbfs, or on overlayfs, whose
  *                      own cache is always empty (the pages are in that of the file underneath).
- *   EPERM              the caller neither owns the file nor may write to it (Linux 6.13).
+ *   EPERM              the caller neither owns the file nor may write to it (kernels from 2025 on).
  *   EBADF and others   as the kernel says.
- * A range of no bytes has none, and gives 0 without a question. Takes about a microsecond for each
- * thousand pages that are cached, on one core; pages may come and go meanwhile. */
+ * A range of no bytes has none, and gives 0 without a question. Takes some 30 ns for each cached
+ * folio: 2 ms for 256 MiB in single pages, and 50 us as they are read ahead. Pages may come and go
+ * meanwhile. */
 int kda_cached_bytes(int fd, uint64_t offset, uint64_t bytes, uint64_t *cached_bytes);
 
 /* Says for each page of a map whether it is in memory, by mincore.

@@ -19,7 +19,13 @@ from ..limits import (
     READS_IN_FLIGHT,
 )
 from .pages import PAGE_BYTES
-from .residency import cached_bytes, cached_ranges, direct_alignment, file_system_of
+from .residency import (
+    cached_bytes,
+    cached_ranges,
+    direct_alignment,
+    file_system_of,
+    sampled_cached_bytes,
+)
 from .room import memory_room
 from .spans import CopyPlan, CopyStop, FileRange, Span
 
@@ -79,7 +85,8 @@ class ReadReport:
     `path` is "mapped" (copied out of the mapped file), "positional" (read through the page cache),
     "direct" (read past it), "memory" (the source's own), "view" (left in the map) or "none";
     `reason` says why. `residency` is "keep" or "drop", None where no file was read.
-    `cached_before_bytes` of the payload were in the page cache; None where the system does not say.
+    `cached_before_bytes` of the payload were in the page cache, from samples where the kernel does
+    not count (files of others); None where it does not say at all.
     `alignment_bytes` is the power of two that every tensor's address is a multiple of, at most
     4096. `notes` tell what was asked for and could not be had.
     """
@@ -183,7 +190,10 @@ def _ways(
 def _cached_bytes(wanted: Sequence[Wanted], descriptors: Mapping[int, int]) -> int | None:
     cached = 0
     for part in wanted:
-        counted = cached_bytes(descriptors[id(part.file)], part.begin, part.end)
+        descriptor = descriptors[id(part.file)]
+        counted = cached_bytes(descriptor, part.begin, part.end)
+        if counted is None:
+            counted = sampled_cached_bytes(descriptor, part.begin, part.end)
         if counted is None:
             return None
         cached += counted

@@ -142,7 +142,7 @@ def groups_of_process(text: str) -> dict[int, str]:
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
             groups[1] = path
-        elif number == "0" and not controllers:
+        elif number == "0":
             groups[2] = path
     return groups
 
