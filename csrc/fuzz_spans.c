@@ -1,26 +1,37 @@
-/* fuzz_spans.c: LibFuzzer target. Any bytes are a list of spans; whatever kda_spans_check makes of
- * it, kda_spans_copy must agree, write nothing when it refuses, and else copy what a plain loop
- * copies, in one call as in many. Linux 5.14 or later.
+/* fuzz_spans.c: LibFuzzer target. Any bytes are a list of spans and the means to copy it; whatever
+ * kda_spans_check makes of it, kda_spans_copy must agree, write nothing when it refuses, and else
+ * copy what a plain loop copies, in one call as in many, in one thread as in four. Linux 5.14 or
+ * later.
  *
  *   CC=clang cmake -S csrc -B build -DKDA_EXTENSION=OFF -DKDA_FUZZ=ON -DKDA_SANITIZE=ON
  *   cmake --build build && build/kda_fuzz_spans -max_len=512 -max_total_time=60
  */
-#define _DEFAULT_SOURCE
+#define _GNU_SOURCE /* O_DIRECT */
 #define _FILE_OFFSET_BITS 64
 
 #include "kda_copy.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SOURCE_BYTES = 20000, DESTINATION_BYTES = 12000, GUARD_BYTES = 64, SPANS_MAX = 16 };
+/* Long enough for several pieces, and no multiple of a block. */
+enum { SOURCE_BYTES = 2500001, DESTINATION_BYTES_MAX = 3000000, SPANS_MAX = 16 };
+enum { BLOCK_BYTES_MAX = 65536, THREADS_MAX = 4 };
+
+/* The destination begins at a block, between guards. */
+enum { GUARD_BYTES = 4096, ACTUAL_BYTES = BLOCK_BYTES_MAX + DESTINATION_BYTES_MAX + GUARD_BYTES };
 
 static unsigned char memory[SOURCE_BYTES];
+static unsigned char *expected; /* both past their guard */
+static unsigned char *actual;
+static unsigned char *bounce;
 static const unsigned char *map;
 static int fd = -1;
+static int direct = -1; /* the same file with O_DIRECT, where that can be had */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -30,9 +41,18 @@ static void need(int holds)
         abort();
 }
 
+static unsigned char *allocate(size_t bytes)
+{
+    void *made = NULL;
+
+    need(posix_memalign(&made, BLOCK_BYTES_MAX, bytes) == 0);
+    return made;
+}
+
 static void set_up(void)
 {
     static FILE *file; /* open as long as the process is */
+    char name[64];
     void *made;
     size_t i;
 
@@ -44,10 +64,17 @@ static void set_up(void)
     need(pwrite(fd, memory, SOURCE_BYTES, 0) == SOURCE_BYTES);
     made = mmap(NULL, SOURCE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
     need(made != MAP_FAILED);
+    expected = allocate(ACTUAL_BYTES) + BLOCK_BYTES_MAX;
+    actual = allocate(ACTUAL_BYTES) + BLOCK_BYTES_MAX;
+    bounce = allocate(THREADS_MAX * BLOCK_BYTES_MAX);
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    direct = open(name, O_RDONLY | O_DIRECT);
+    if (direct >= 0 && pread(direct, bounce, 512, 512) != 512)
+        direct = -1; /* blocks of 512 bytes are too short for it */
     map = made;
 }
 
-/* The next number: one byte says how it is made, two or eight more what it is. */
+/* The next number: one byte says how it is made, one to eight more what it is. */
 static uint64_t take(const uint8_t **data, size_t *size)
 {
     uint64_t number = 0;
@@ -55,7 +82,7 @@ static uint64_t take(const uint8_t **data, size_t *size)
 
     if (*size == 0)
         return 0;
-    width = (*data)[0] % 8 == 0 ? 8 : (*data)[0] % 8 < 4 ? 1 : 2;
+    width = (*data)[0] % 8 == 0 ? 8 : (*data)[0] % 8 < 4 ? 1 : (*data)[0] % 8 < 7 ? 2 : 3;
     ++*data;
     --*size;
     width = width < *size ? width : *size;
@@ -71,8 +98,8 @@ static kda_span take_span(const uint8_t **data, size_t *size, uint64_t *used)
     uint64_t start = take(data, size) % (SOURCE_BYTES + 1);
     kda_span span = {0, 0, NULL, 0, 0, 0, 0, 0, 0};
 
-    span.kind = (int)(take(data, size) % 4);
-    span.fd = fd;
+    span.kind = (int)(take(data, size) % 5);
+    span.fd = span.kind == KDA_DIRECT && direct >= 0 && start % 4 != 0 ? direct : fd;
     span.file_offset = start;
     span.source = (span.kind == KDA_MAPPED ? map : memory) + start;
     span.source_bytes = SOURCE_BYTES - start;
@@ -88,8 +115,47 @@ static kda_span take_span(const uint8_t **data, size_t *size, uint64_t *used)
     return span;
 }
 
+/* How to copy it: mostly as the rules are, though the sizes for whole blocks may break them. */
+static kda_means take_means(const uint8_t **data, size_t *size)
+{
+    kda_means means = {0, NULL, 0, 0, NULL, 0};
+    uint64_t bits = take(data, size);
+
+    means.nanoseconds_max = bits % 2 == 0 ? UINT64_MAX : 0;
+    means.threads = (unsigned)(bits / 2 % (THREADS_MAX + 1));
+    means.block_bytes = (uint64_t)512 << bits / 16 % 8;
+    means.bounce = bounce;
+    means.bounce_bytes = THREADS_MAX * BLOCK_BYTES_MAX;
+    if (bits % 16 >= 12)
+        means.bounce_bytes = take(data, size) % (THREADS_MAX * BLOCK_BYTES_MAX + 1);
+    if (bits % 16 == 14)
+        means.block_bytes = take(data, size);
+    if (bits % 16 == 15) {
+        means.bounce += means.bounce_bytes / 2;
+        means.bounce_bytes /= 2;
+    }
+    return means;
+}
+
+/* 1 when the means will do for the list. */
+static int means_will_do(const kda_means *means, const kda_span *spans, size_t count)
+{
+    uint64_t threads = means->threads == 0 ? 1 : means->threads;
+    uint64_t block = 512;
+    size_t i;
+
+    for (i = 0; i < count && spans[i].kind != KDA_DIRECT; i++)
+        ;
+    if (i == count)
+        return 1;
+    while (block < means->block_bytes && block < BLOCK_BYTES_MAX)
+        block *= 2;
+    return block == means->block_bytes && (uintptr_t)means->bounce % block == 0 &&
+           means->bounce_bytes >= threads * block;
+}
+
 /* What a list must keep to, in plain arithmetic: a list that was let through has small numbers. */
-static void need_good_list(const kda_span *spans, size_t count)
+static void need_good_list(const kda_span *spans, size_t count, uint64_t destination_bytes)
 {
     uint64_t used = 0;
     size_t i;
@@ -98,8 +164,9 @@ static void need_good_list(const kda_span *spans, size_t count)
         const kda_span *span = &spans[i];
         uint64_t bytes = span->row_bytes == 0 ? 0 : span->rows * span->row_bytes;
 
-        need(span->kind >= KDA_MEMORY && span->kind <= KDA_FILE);
-        need(span->destination >= used && span->destination <= DESTINATION_BYTES - bytes);
+        need(span->kind >= KDA_MEMORY && span->kind <= KDA_DIRECT);
+        need(span->kind != KDA_DIRECT || span->rows <= 1 || span->row_stride == span->row_bytes);
+        need(span->destination >= used && span->destination <= destination_bytes - bytes);
         need(bytes == 0 || bytes / span->rows == span->row_bytes);
         used = span->destination + bytes;
         if (bytes == 0)
@@ -124,13 +191,12 @@ static void copy_slowly(const kda_span *spans, size_t count, unsigned char *dest
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static unsigned char expected[DESTINATION_BYTES + 2 * GUARD_BYTES];
-    static unsigned char actual[DESTINATION_BYTES + 2 * GUARD_BYTES];
-    unsigned char *destination = actual + GUARD_BYTES;
+    uint64_t destination_bytes = size % 4 == 3 ? DESTINATION_BYTES_MAX : 12000;
+    size_t looked_at = (size_t)destination_bytes + 2 * GUARD_BYTES;
     kda_span spans[SPANS_MAX];
-    kda_cursor cursor = {0, 0, 0};
+    kda_cursor cursor = {0, 0, 0, 0};
+    kda_means means;
     uint64_t used = 0;
-    uint64_t nanoseconds_max = size % 2 ? 0 : UINT64_MAX;
     size_t count = 0;
     size_t failed = 0;
     int checked;
@@ -138,22 +204,28 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (map == NULL)
         set_up();
+    means = take_means(&data, &size);
     while (size > 0 && count < SPANS_MAX)
         spans[count++] = take_span(&data, &size, &used);
-    memset(expected, 0xA5, sizeof expected);
-    memset(actual, 0xA5, sizeof actual);
+    memset(expected - GUARD_BYTES, 0xA5, looked_at);
+    memset(actual - GUARD_BYTES, 0xA5, looked_at);
 
-    checked = kda_spans_check(spans, count, destination, DESTINATION_BYTES, &failed);
+    checked = kda_spans_check(spans, count, actual, destination_bytes, &failed);
     if (checked == KDA_OK) {
-        need_good_list(spans, count);
-        copy_slowly(spans, count, expected + GUARD_BYTES);
+        need_good_list(spans, count, destination_bytes);
+        if (means_will_do(&means, spans, count)) {
+            copy_slowly(spans, count, expected);
+        } else {
+            checked = KDA_BAD_ARGUMENT;
+            failed = 0; /* the cursor stays */
+        }
     }
-    do
-        status = kda_spans_copy(spans, count, destination, DESTINATION_BYTES, nanoseconds_max,
-                                &cursor);
-    while (status == KDA_PAUSED);
+    do {
+        status = kda_spans_copy(spans, count, actual, destination_bytes, &means, &cursor);
+        means.threads -= means.threads > 1;
+    } while (status == KDA_PAUSED);
     need(status == checked);
     need(cursor.span == failed);
-    need(memcmp(actual, expected, sizeof actual) == 0);
+    need(memcmp(actual - GUARD_BYTES, expected - GUARD_BYTES, looked_at) == 0);
     return 0;
 }

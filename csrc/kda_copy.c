@@ -14,10 +14,11 @@
 #include <string.h>
 #include <time.h>
 
-/* The pieces that threads take: from the size at which system calls and the clock cost nothing, and
- * a slow disk (20 MB/s) still lets the caller answer a signal within a tenth of a second, to the
- * size at which the fastest disks and memory gain no more. */
-#define KDA_PIECE_BYTES_MIN ((uint64_t)1 << 20)
+/* The pieces that threads take: from the size with which four threads on a slow disk (20 MB/s) still
+ * let the caller answer a signal within a tenth of a second, to the size at which the fastest disks
+ * and memory gain no more. The first is one whose system calls and looks at the clock cost nothing. */
+#define KDA_PIECE_BYTES_MIN ((uint64_t)256 << 10)
+#define KDA_PIECE_BYTES_FIRST ((uint64_t)1 << 20)
 #define KDA_PIECE_BYTES_MAX ((uint64_t)8 << 20)
 #define KDA_DIRECT_BYTES_MAX ((uint64_t)4 << 20)
 
@@ -42,6 +43,7 @@ typedef struct kda_copy {
     const kda_means *means;
     uint64_t bounce_bytes; /* of one thread */
     uint64_t begun;        /* when, by kda_now */
+    uint64_t piece_bytes;  /* how long the threads' first pieces are */
     pthread_mutex_t lock;
     kda_cursor next;   /* what is to be taken next */
     int taken;         /* whether any piece was */
@@ -129,11 +131,10 @@ static void kda_give_up(kda_copy *copy, const kda_piece *piece, int status)
     pthread_mutex_unlock(&copy->lock);
 }
 
-/* Brings in pieces until there are no more, or one fails. */
-static void *kda_work(void *argument)
+/* Brings in pieces until there are no more, or one fails; how long the last was. */
+static uint64_t kda_work(const kda_worker *worker)
 {
-    const kda_worker *worker = argument;
-    uint64_t bytes = KDA_PIECE_BYTES_MIN;
+    uint64_t bytes = worker->copy->piece_bytes;
     kda_piece piece;
 
     while (kda_take(worker->copy, bytes, &piece)) {
@@ -150,22 +151,29 @@ static void *kda_work(void *argument)
         else if (took > KDA_SLOW_NANOSECONDS && bytes > KDA_PIECE_BYTES_MIN)
             bytes /= 2;
     }
+    return bytes;
+}
+
+static void *kda_thread(void *argument)
+{
+    (void)kda_work(argument);
     return NULL;
 }
 
 /* How many threads are worth their start for what is left. */
 static unsigned kda_threads_for(const kda_copy *copy)
 {
-    uint64_t pieces = 0;
+    uint64_t most = kda_least(copy->means->threads, KDA_THREADS_MAX);
+    uint64_t bytes = 0;
     size_t i;
 
-    for (i = copy->next.span; i < copy->count && pieces < KDA_THREADS_MAX; i++) {
+    for (i = copy->next.span; i < copy->count && bytes / KDA_PIECE_BYTES_FIRST < most; i++) {
         kda_shape shape;
         kda_shape_of(&copy->spans[i], &shape);
-        pieces += shape.bytes / KDA_PIECE_BYTES_MIN;
+        bytes += shape.bytes - (i == copy->next.span ? copy->next.done : 0);
     }
-    pieces = kda_least(pieces, kda_least(copy->means->threads, KDA_THREADS_MAX));
-    return pieces == 0 ? 1 : (unsigned)pieces;
+    most = kda_least(most, bytes / KDA_PIECE_BYTES_FIRST);
+    return most == 0 ? 1 : (unsigned)most;
 }
 
 /* Begins `count` more threads, or as many as the system gives; how many. They take no signals:
@@ -181,10 +189,14 @@ static unsigned kda_begin(kda_worker *workers, unsigned count)
         return 0;
     (void)pthread_attr_setstacksize(&attributes, KDA_STACK_BYTES);
     sigfillset(&all);
-    sigdelset(&all, SIGBUS); /* a fault in a guarded copy */
+    sigdelset(&all, SIGBUS); /* a fault in a guarded copy; the others are of a crash alone */
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGILL);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGTRAP);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (begun < count &&
-           pthread_create(&workers[begun].thread, &attributes, kda_work, &workers[begun]) == 0)
+           pthread_create(&workers[begun].thread, &attributes, kda_thread, &workers[begun]) == 0)
         begun++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
@@ -196,8 +208,10 @@ static void kda_run_threads(kda_copy *copy)
 {
     kda_worker workers[KDA_THREADS_MAX];
     unsigned threads = kda_threads_for(copy);
+    uint64_t piece_bytes;
     unsigned begun;
     unsigned i;
+    int was_blocked;
 
     for (i = 0; i < threads; i++) {
         workers[i].copy = copy;
@@ -208,9 +222,23 @@ static void kda_run_threads(kda_copy *copy)
         workers[i].bounce.block_bytes = copy->means->block_bytes;
     }
     begun = kda_begin(workers + 1, threads - 1);
-    kda_work(&workers[0]);
+    was_blocked = kda_guard_unblock();
+    piece_bytes = kda_work(&workers[0]);
+    if (was_blocked)
+        kda_guard_block();
     for (i = 1; i <= begun; i++)
         pthread_join(workers[i].thread, NULL);
+    copy->piece_bytes = piece_bytes;
+}
+
+/* How long the first pieces are: as in the call before, if that left something sensible. */
+static uint64_t kda_piece_bytes(const kda_cursor *cursor)
+{
+    uint64_t bytes = cursor->piece_bytes;
+
+    if (bytes < KDA_PIECE_BYTES_MIN || bytes > KDA_PIECE_BYTES_MAX)
+        return KDA_PIECE_BYTES_FIRST;
+    return bytes;
 }
 
 /* Checks what reading whole blocks needs, and works out each thread's part of the bounce memory. */
@@ -247,17 +275,15 @@ static int kda_check_copy(kda_copy *copy, const kda_cursor *cursor)
     return status;
 }
 
-/* Sets the guard when a mapped file is among the sources. */
-static int kda_set_guard(const kda_copy *copy, kda_cursor *cursor)
+/* 1 when a mapped file is among the sources that are left. */
+static int kda_needs_guard(const kda_copy *copy)
 {
     size_t i;
 
     for (i = copy->next.span; i < copy->count; i++)
-        if (copy->spans[i].kind == KDA_MAPPED) {
-            cursor->error = kda_guard_install();
-            return cursor->error == 0 ? KDA_OK : KDA_NO_GUARD;
-        }
-    return KDA_OK;
+        if (copy->spans[i].kind == KDA_MAPPED)
+            return 1;
+    return 0;
 }
 
 int kda_spans_copy(const kda_span *spans, size_t count, unsigned char *destination,
@@ -265,6 +291,7 @@ int kda_spans_copy(const kda_span *spans, size_t count, unsigned char *destinati
 {
     kda_copy copy;
     size_t failed;
+    int is_guarded;
     int status;
 
     if (cursor == NULL)
@@ -285,14 +312,19 @@ int kda_spans_copy(const kda_span *spans, size_t count, unsigned char *destinati
     copy.means = means;
     copy.begun = kda_now();
     copy.next = *cursor;
+    copy.piece_bytes = kda_piece_bytes(cursor);
     status = kda_check_copy(&copy, cursor);
-    if (status == KDA_OK)
-        status = kda_set_guard(&copy, cursor);
     if (status != KDA_OK)
         return status;
+    is_guarded = kda_needs_guard(&copy);
+    if (is_guarded && (cursor->error = kda_guard_enter()) != 0)
+        return KDA_NO_GUARD;
     pthread_mutex_init(&copy.lock, NULL);
     kda_run_threads(&copy);
     pthread_mutex_destroy(&copy.lock);
+    if (is_guarded)
+        kda_guard_leave();
     *cursor = copy.failed ? copy.fault : copy.next;
+    cursor->piece_bytes = copy.piece_bytes;
     return copy.status;
 }

@@ -4,7 +4,7 @@
  * file or an open file) and lays them densely into the destination, which one list shares.
  * Joining three tensors is three spans with adjacent destinations; a column slice is a span whose
  * stride is longer than its row. The routine allocates nothing and knows no Python. It keeps no
- * state but for the signal handler of kda_guard.h, which the first copy of a mapped file sets.
+ * state; while a mapped file is copied there is a signal handler, see kda_guard.h.
  *
  * What lies between the two "cffi" lines is also read by build_native.py, as it stands: it must
  * stay free of preprocessor lines.
@@ -22,7 +22,8 @@
 enum kda_status {
     KDA_OK = 0,
     KDA_PAUSED,              /* not finished, nothing wrong: call again with the same cursor */
-    KDA_BAD_ARGUMENT,        /* null pointer, unknown kind, negative fd, cursor outside the list */
+    KDA_BAD_ARGUMENT,        /* null pointer, unknown kind, negative fd, rows of KDA_DIRECT that lie
+                                apart; means or a cursor outside their rules */
     KDA_SIZE_OVERFLOW,       /* a size or an end does not fit its type, file offsets in INT64_MAX */
     KDA_STRIDE_SHORT,        /* more than one row, and row_stride is less than row_bytes */
     KDA_SOURCE_SHORT,        /* the rows reach past source_bytes */
@@ -60,7 +61,7 @@ typedef struct kda_span {
 typedef struct kda_means {
     uint64_t nanoseconds_max; /* see kda_spans_copy; UINT64_MAX means no limit */
     const int *stop;          /* may be null; once it is not 0, no further piece is begun */
-    unsigned threads;         /* how many copy at once, the caller's among them; 0 counts as 1 */
+    unsigned threads;         /* how many copy at once, the caller's among them, at most 16; 0 is 1 */
     uint64_t block_bytes;     /* KDA_DIRECT: what file offsets, sizes and addresses of reads are
                                  multiples of: a power of two, 512 to 65,536; otherwise ignored */
     unsigned char *bounce;    /* KDA_DIRECT: scratch memory at a multiple of block_bytes, of */
@@ -69,9 +70,10 @@ typedef struct kda_means {
 
 /* How far a list is. Zeroed by the caller before the first call, then left alone until KDA_OK. */
 typedef struct kda_cursor {
-    size_t span;   /* index of the span that is next, or at fault; the count when all are done */
-    uint64_t done; /* bytes of that span which are in the destination */
-    int error;     /* errno where the status says so, else 0 */
+    size_t span;          /* index of the span that is next, or at fault; the count at the end */
+    uint64_t done;        /* bytes of that span which are in the destination */
+    int error;            /* errno where the status says so, else 0 */
+    uint64_t piece_bytes; /* how long the last pieces were, so that the next call goes on so */
 } kda_cursor;
 
 /* Checks a list against a destination, touching no byte of any source or of the destination.
@@ -95,8 +97,8 @@ int kda_spans_check(const kda_span *spans, size_t count, const unsigned char *de
  *
  * spans, destination as for kda_spans_check, and the same ones on every call for one cursor. A
  *                    KDA_DIRECT span is one row, or rows that adjoin.
- * means              never null. Its time is looked at before each piece, of a MiB at first and of
- *                    up to 8 where they go fast; one piece is always copied, so that 0 means one
+ * means              never null. Its time is looked at before each piece, of a MiB at first, of
+ *                    256 KiB where they go slowly and 8 MiB where they go fast; one piece is always copied, so that 0 means one
  *                    piece and every call makes progress. *stop may be set by another thread.
  * cursor             never null. span <= count, done within that span.
  *

@@ -24,6 +24,12 @@
 /* Where pieces are cut: a multiple of every page and block size that is met. */
 #define KDA_CUT_BYTES ((uint64_t)64 << 10)
 
+/* What every disk's blocks are multiples of. */
+#define KDA_SECTOR_BYTES ((uint64_t)512)
+
+/* What a row costs that lies by itself: a page. */
+#define KDA_ROW_BYTES ((uint64_t)4 << 10)
+
 /* How far ahead of a read the kernel is told of the next one, where it cannot guess it. */
 #define KDA_AHEAD_BYTES ((uint64_t)3 << 20)
 
@@ -60,11 +66,14 @@ void kda_piece_cut(kda_piece *piece, uint64_t bytes_max)
     uint64_t left = shape->bytes - piece->done;
     uint64_t bytes = bytes_max;
 
-    if (kda_has_short_gaps(shape)) { /* whole rows, whose gaps count too */
-        bytes = bytes_max / shape->row_stride * shape->row_bytes;
+    if (shape->row_stride > shape->row_bytes) { /* whole rows; what is brought in with them counts */
+        uint64_t row = shape->row_bytes < KDA_ROW_BYTES ? KDA_ROW_BYTES : shape->row_bytes;
+
+        bytes = bytes_max / (kda_has_short_gaps(shape) ? shape->row_stride : row) *
+                shape->row_bytes;
         if (bytes == 0)
             bytes = kda_least(bytes_max, shape->row_bytes - piece->done % shape->row_bytes);
-    } else if (shape->row_bytes == shape->bytes) {
+    } else {
         uint64_t base = span->kind == KDA_FILE || span->kind == KDA_DIRECT
                             ? span->file_offset
                             : (uint64_t)(uintptr_t)span->source;
@@ -205,6 +214,23 @@ static int kda_move_file(kda_piece *piece, unsigned char *destination)
     return status;
 }
 
+/* Why a direct read of `bytes` bytes came to `got`, less than a block: what the next read says, where
+ * a disk can have one. */
+static int kda_cut_off(kda_piece *piece, unsigned char *to, uint64_t bytes, uint64_t at,
+                       uint64_t got)
+{
+    uint64_t more = 0;
+    int status = KDA_FILE_END;
+
+    if (got % KDA_SECTOR_BYTES == 0)
+        status = kda_read(piece, to + got, bytes - got, at + got, &more);
+    if (status == KDA_READ_FAILED && piece->error == EINVAL) {
+        piece->error = 0;
+        return KDA_FILE_END;
+    }
+    return status == KDA_OK ? KDA_PAUSED : status;
+}
+
 /* Reads the blocks around [at, at + bytes) into the bounce memory, as many as it holds, and copies
  * what is wanted of them out. */
 static int kda_read_bounced(kda_piece *piece, unsigned char *to, uint64_t bytes, uint64_t at,
@@ -217,7 +243,7 @@ static int kda_read_bounced(kda_piece *piece, unsigned char *to, uint64_t bytes,
     int status = kda_read(piece, bounce->memory, wanted, at - skipped, &got);
 
     if (status == KDA_OK && got <= skipped)
-        return KDA_FILE_END;
+        return kda_cut_off(piece, bounce->memory, wanted, at - skipped, got);
     if (status == KDA_OK) {
         got = kda_least(got - skipped, bytes);
         kda_plain_copy(to, bounce->memory + skipped, (size_t)got);
@@ -236,7 +262,7 @@ static int kda_read_in_place(kda_piece *piece, unsigned char *to, uint64_t bytes
     if (status != KDA_OK)
         return status;
     if (got < bounce->block_bytes)
-        return KDA_FILE_END;
+        return kda_cut_off(piece, to, bytes, at, got);
     piece->done += got - got % bounce->block_bytes;
     return KDA_OK;
 }

@@ -132,8 +132,8 @@ def bind_kda_weights(
 
     `read` is how payload is brought in; the report says which way it was, and why.
     - "mapped": copied out of the mapped file, window by window. The fastest way for what is in the
-      page cache. The first such copy sets a handler of SIGBUS for the process, which makes an error
-      of a shard that is cut meanwhile and hands on every other SIGBUS. Needs Linux 5.14.
+      page cache. While such a copy runs there is a handler of SIGBUS for the process, which makes
+      an error of a shard that is cut meanwhile and hands on every other SIGBUS. Linux 5.14.
     - "positional": read through the page cache; no map, no handler.
     - "direct": read past the page cache (O_DIRECT), several reads in flight. The fastest way for
       what is not in it.

@@ -61,9 +61,6 @@ BELL_SECONDS: Final = 0.2
 ATTEMPTS_MAX: Final = 8
 """How often giving back is begun anew after signals: more than anyone presses Ctrl-C meanwhile."""
 
-DIMS_PATTERN_MAX: Final = 64
-"""The most dimensions that the pattern for plain headers takes: it needs memory for each one."""
-
 PROBLEMS_SHOWN_MAX: Final = 40
 """How many problems of a layer an error's line tells: more than a KDA block has tensors."""
 

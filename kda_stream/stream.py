@@ -304,7 +304,7 @@ def stream_kda_layers(
     if layers is None:
         checkpoint.require_every_layer()
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
-    if getattr(checkpoint, "verify", "all") == "all":
+    if checkpoint.report.shards_checked == checkpoint.report.shards:
         blocks = _all_checked(geometry, checkpoint, chosen)
     else:
         blocks = _checked_in_turn(geometry, checkpoint, chosen)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
@@ -17,13 +16,8 @@ from ..errors import (
     CheckpointError,
     ClosedError,
     ErrorCode,
-    HeaderError,
     InUseError,
-    KdaStreamError,
     NotFoundError,
-    PathError,
-    ShardIndexError,
-    ShardsMissingError,
     listed,
     shown,
 )
@@ -33,14 +27,18 @@ from ..limits import HEADER_BYTES_MAX, SHOWN_ITEMS_MAX
 from .header import TensorInfo
 from .layer import LayerIndex, LayerNames, LayerSource, find_layers
 from .listing import CheckpointFiles, list_files
-from .shard import Shard, open_shard
+from .shard import Shard
+from .shards import Shards
 
 CONFIG_NAME: Final = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenReport:
-    """What opening a checkpoint found beside its tensors.
+    """What is known of a checkpoint beside its tensors; of every shard unless some are unchecked.
+
+    `shards_checked` is less than `shards` only under `verify="needed"`. `tensor_bytes` and
+    `file_bytes` are None until every shard is checked, and `unlisted` is of the checked ones.
 
     `unlisted` are (tensor, shard file) that a shard holds and the index does not place there: no
     part of the checkpoint. `ignored_files` are safetensors files in the folder that the index does
@@ -48,17 +46,23 @@ class OpenReport:
     """
 
     shards: int
+    shards_checked: int
     tensors: int
-    tensor_bytes: int
-    file_bytes: int
+    tensor_bytes: int | Any  # or None, which only a caller who passes verify="needed" meets
+    file_bytes: int | Any  # as above
     unlisted: tuple[tuple[str, str], ...]
     ignored_files: tuple[str, ...]
     total_size_listed: int | None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Each thing that was ignored, as a sentence."""
+        """Each thing that was ignored or is not known, as a sentence."""
         notes = []
+        if self.shards_checked < self.shards:
+            notes.append(
+                f"{self.shards - self.shards_checked} of {self.shards} shards are not checked: "
+                "none of their tensors was needed"
+            )
         if self.unlisted:
             notes.append(
                 f"{len(self.unlisted)} tensors are not placed in their shard by the index and are "
@@ -69,7 +73,9 @@ class OpenReport:
                 f"{len(self.ignored_files)} safetensors files are not named by the index and are "
                 "ignored: " + listed(list(self.ignored_files))
             )
-        if self.total_size_listed not in (None, self.tensor_bytes):
+        if None not in (self.total_size_listed, self.tensor_bytes) and (
+            self.total_size_listed != self.tensor_bytes
+        ):
             notes.append(
                 f"the index claims a total_size of {self.total_size_listed} bytes, its tensors "
                 f"have {self.tensor_bytes}"
@@ -80,38 +86,22 @@ class OpenReport:
 class Checkpoint(Closing):
     """An open checkpoint: a read-only mapping from tensor name to `RawTensor`.
 
-    Made by `open_checkpoint`. Every header has been checked; no payload has been touched, and no
-    descriptor is held. Tensors are lent: their views end with `close()`. Safe to use from several
-    threads. A context manager.
+    Made by `open_checkpoint`. A shard's header has been checked before anything of it is handed
+    out; no payload has been touched, and no descriptor is held. Tensors are lent: their views end
+    with `close()`. Safe to use from several threads. A context manager.
 
-    Attributes: `path` as given, `directory` that holds the shards, `report` (an `OpenReport`).
+    Attributes: `path` as given, `directory` that holds the shards.
     """
 
-    def __init__(
-        self,
-        path: str,
-        files: CheckpointFiles,
-        shards: Mapping[str, Shard],
-        places: Mapping[str, str],
-        unlisted: tuple[tuple[str, str], ...],
-    ) -> None:
+    def __init__(self, path: str, files: CheckpointFiles, shards: Shards) -> None:
         self.path = path
         self.directory = files.directory
+        self._files = files
         self._shards = shards
-        self._places = places
+        self._places = _places(files, shards)
         self._closed = False
         self._layers_lock = threading.RLock()
         self._layers: LayerNames | None = None
-        self.report = OpenReport(
-            shards=len(shards),
-            tensors=len(places),
-            tensor_bytes=sum(shard.header.payload_bytes for shard in shards.values())
-            - sum(shards[file].header.info(name).nbytes for name, file in unlisted),
-            file_bytes=sum(shard.identity.file_bytes for shard in shards.values()),
-            unlisted=unlisted,
-            ignored_files=files.ignored_names,
-            total_size_listed=None if files.index is None else files.index.total_size,
-        )
 
     # the mapping
 
@@ -132,13 +122,13 @@ class Checkpoint(Closing):
         return self.tensor(name)
 
     def info(self, name: str) -> TensorInfo:
-        """What the headers say of the tensor `name`; raises `NotFoundError` when there is none."""
+        """What its header says of the tensor `name`; raises what `shard_of` raises."""
         return self.shard_of(name).header.info(name)
 
     def tensor(self, name: str) -> RawTensor:
         """The tensor `name`, its bytes lent until `close()`.
 
-        Raises `NotFoundError` when there is none, `ClosedError` after `close()`.
+        Raises what `shard_of` raises, and `ClosedError` after `close()`.
         """
         if self._closed:
             raise ClosedError(
@@ -151,7 +141,11 @@ class Checkpoint(Closing):
         return self.shard_of(name).tensor(name)
 
     def shard_of(self, name: str) -> Shard:
-        """The shard that holds the tensor `name`; raises `NotFoundError` when none does."""
+        """The shard that holds the tensor `name`, checked now if it is not yet.
+
+        Raises `NotFoundError` when there is no such tensor. Under `verify="needed"` also what
+        `open_checkpoint` raises for the one shard, and `ClosedError` after `close()`.
+        """
         file = self._places.get(name)
         if file is None:
             raise NotFoundError(
@@ -165,8 +159,26 @@ class Checkpoint(Closing):
 
     @property
     def shards(self) -> Mapping[str, Shard]:
-        """The shards by file name, in the index's order."""
+        """The shards by file name, in the index's order; looking one up checks it if need be."""
         return self._shards
+
+    @property
+    def report(self) -> OpenReport:
+        """What is known by now."""
+        checked, unlisted, index = self._shards.checked, self._shards.unlisted, self._files.index
+        is_whole = len(checked) == len(self._shards)
+        ignored_bytes = sum(self._shards[file].header.info(name).nbytes for name, file in unlisted)
+        payload_bytes = sum(shard.header.payload_bytes for shard in checked)
+        return OpenReport(
+            shards=len(self._shards),
+            shards_checked=len(checked),
+            tensors=len(self._places),
+            tensor_bytes=payload_bytes - ignored_bytes if is_whole else None,
+            file_bytes=sum(shard.identity.file_bytes for shard in checked) if is_whole else None,
+            unlisted=unlisted,
+            ignored_files=self._files.ignored_names,
+            total_size_listed=None if index is None else index.total_size,
+        )
 
     # layers
 
@@ -264,7 +276,7 @@ class Checkpoint(Closing):
         kept: list[str] = []
 
         def close_all() -> None:
-            kept[:] = [shard.file_name for shard in self._shards.values() if not shard.close()]
+            kept[:] = self._shards.close()
 
         finish_first(close_all)
         if kept:
@@ -287,129 +299,41 @@ class Checkpoint(Closing):
 def open_checkpoint(
     path: str | os.PathLike[str],
     *,
-    verify: Literal["all"] = "all",
+    verify: Literal["all", "needed"] = "all",
     header_bytes_max: int = HEADER_BYTES_MAX,
 ) -> Checkpoint:
     """Open a checkpoint: a directory, an index file, or one shard; close it after use.
 
     Lists the files, looks at each, reads and checks every header, and checks the index against
     them, in that order; no payload byte is read. A directory must hold one index, or one shard and
-    no index. `verify="all"` is the one level there is; `header_bytes_max` raises the cap for
-    headers that are larger by right.
+    no index. `header_bytes_max` raises the cap for headers that are larger by right.
+
+    With `verify="needed"` only the index is checked here, and that its shards are there. A shard is
+    opened, checked and identified when the first of its tensors is asked for, with the errors that
+    would come here else; layers and names are known without. A checkpoint with no index is checked
+    here all the same.
 
     Raises `PathError`, `HeaderError`, `ShardIndexError`, `ShardsMissingError`, or, when more than
     one shard is at fault, a `CheckpointError` whose `problems` are all of these.
 
     Example: `with open_checkpoint("GLM-5.3-Flash") as checkpoint: print(len(checkpoint))`.
     """
-    if verify != "all":
+    if verify not in ("all", "needed"):
         raise ArgumentError(
-            ErrorCode.ARGUMENT, "verify is unknown", expected="'all'", got=repr(verify)
+            ErrorCode.ARGUMENT, "verify is unknown", expected="'all' or 'needed'", got=repr(verify)
         )
     name = os.fsdecode(path)
     files = list_files(name)
-    shards = _open_shards(files, header_bytes_max, name)
-    return Checkpoint(name, files, shards, *_checked_places(files, shards, name))
+    shards = Shards(files, header_bytes_max, name)
+    if verify == "all":
+        shards.check_all()
+    else:
+        shards.require_present()
+    return Checkpoint(name, files, shards)
 
 
-# From the files to checked headers ---------------------------------------------------------------
-
-
-def _open_shards(files: CheckpointFiles, header_bytes_max: int, path: str) -> dict[str, Shard]:
-    paths = {name: os.path.join(files.directory, name) for name in files.shard_names}
-    missing = tuple(name for name in paths if not os.path.lexists(paths[name]))
-    if files.index is None:
-        missing = ()
-    shards: dict[str, Shard] = {}
-
-    def open_one(name: str) -> None:
-        shards[name] = open_shard(paths[name], header_bytes_max=header_bytes_max)
-
-    present = tuple(name for name in paths if name not in missing)
-    problems = _problems(open_one, present)
-    if missing:
-        problems.insert(0, _shards_missing(missing, files, len(paths)))
-    _raise_all(problems, path, f"{len(paths) - len(shards)} of {len(paths)} shards")
-    return shards
-
-
-def _shards_missing(
-    missing: tuple[str, ...], files: CheckpointFiles, count: int
-) -> ShardsMissingError:
-    error = ShardsMissingError(
-        ErrorCode.INDEX_SHARDS_MISSING,
-        "shards that the index names are missing",
-        path=files.index_path,
-        expected=f"{count} shards",
-        got=f"{len(missing)} of {count} missing: {listed(list(missing))}",
-        hint="the download is incomplete: fetch them",
-    )
-    error.missing = missing
-    return error
-
-
-def _checked_places(
-    files: CheckpointFiles, shards: Mapping[str, Shard], path: str
-) -> tuple[Mapping[str, str], tuple[tuple[str, str], ...]]:
-    """Tensor name -> shard file, as the index says and the shards bear out; and the unlisted."""
-    if files.index is None:
-        return {name: file for file, shard in shards.items() for name in shard.header}, ()
-    places = files.index.weight_map
-    unlisted: list[tuple[str, str]] = []
-    held = 0
-    for file, shard in shards.items():
-        listed_here = list(map(places.get, shard.header)).count(file)
-        held += listed_here
-        if listed_here != len(shard.header):
-            unlisted += ((name, file) for name in shard.header if places.get(name) != file)
-    if held != len(places):
-        _refuse_lost(places, shards, path)
-    return places, tuple(unlisted)
-
-
-def _refuse_lost(places: Mapping[str, str], shards: Mapping[str, Shard], path: str) -> None:
-    listed_in = Counter(places.values())
-    lost: dict[str, list[str]] = {}
-    for name, file in places.items():
-        if name not in shards[file].header:
-            lost.setdefault(file, []).append(name)
-
-    def refuse(file: str) -> None:
-        raise ShardIndexError(
-            ErrorCode.INDEX_TENSORS_MISSING,
-            "the index places tensors in a shard that does not hold them",
-            path=shards[file].path,
-            tensor=lost[file][0],
-            expected=f"{listed_in[file]} tensors of the index",
-            got=f"{len(lost[file])} missing: {listed(lost[file])}",
-            hint="the index and the shards are of different saves: fetch both again",
-        )
-
-    _raise_all(_problems(refuse, tuple(lost)), path, f"{len(lost)} shards")
-
-
-def _problems(check: Callable[[str], None], names: tuple[str, ...]) -> list[KdaStreamError]:
-    """What `check` raises for each of the names."""
-    problems: list[KdaStreamError] = []
-    for name in names:
-        try:
-            check(name)
-        except (HeaderError, PathError, ShardIndexError) as error:
-            problems.append(error)
-    return problems
-
-
-def _raise_all(problems: list[KdaStreamError], path: str, which: str) -> None:
-    """Raise the one problem, or one `CheckpointError` with all of them; nothing without any."""
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        whole = CheckpointError(
-            ErrorCode.CHECKPOINT_PROBLEMS,
-            f"{which} cannot be used",
-            path=path,
-            got="; ".join(error.finding for error in problems[:SHOWN_ITEMS_MAX]),
-            hint=problems[0].hint,
-        )
-        whole.problems = tuple(problems)
-        raise whole
+def _places(files: CheckpointFiles, shards: Shards) -> Mapping[str, str]:
+    """Tensor name -> shard file: as the index says, or as the one shard does, which is checked."""
+    if files.index is not None:
+        return files.index.weight_map
+    return {name: file for file, shard in shards.items() for name in shard.header}

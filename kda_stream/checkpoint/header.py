@@ -10,9 +10,9 @@ that lets through what its specification forbids (duplicate names, unknown keys,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import sub
+from itertools import accumulate
 
 from ..dtypes import DTYPE_BITS
 from ..errors import ErrorCode, HeaderError, shown
@@ -46,7 +46,7 @@ class Header:
     """A checked header; iterates over its tensor names in the header's own order.
 
     The tensors are kept as columns, which take a third of the memory of an object each: `numbers`
-    gives a name's place in `kinds`, `begins` and `ends`.
+    gives a name's place in `row_kinds`, `begins` and `ends`, and `row_kinds` one in `kinds`.
     """
 
     payload_begin: int
@@ -54,13 +54,14 @@ class Header:
     metadata: Mapping[str, str]
     numbers: Mapping[str, int] = field(repr=False)
     kinds: Sequence[Kind] = field(repr=False)
+    row_kinds: Sequence[int] = field(repr=False)
     begins: Sequence[int] = field(repr=False)
     ends: Sequence[int] = field(repr=False)
 
     def info(self, name: str) -> TensorInfo:
         """The tensor `name`; raises KeyError when the shard does not hold it."""
         number = self.numbers[name]
-        dtype, shape = self.kinds[number]
+        dtype, shape = self.kinds[self.row_kinds[number]]
         return TensorInfo(dtype, shape, self.begins[number], self.ends[number])
 
     def __iter__(self) -> Iterator[str]:
@@ -134,74 +135,92 @@ def parse_header(text: bytes, file_bytes: int, *, path: object = None) -> Header
     numbers = dict(zip(columns.names, range(len(columns.names)), strict=True))
     if len(numbers) != len(columns.names):
         raise duplicate_name(first_repeated(columns.names), path)
-    _check_sizes(columns, path)
-    payload_bytes = _check_tiling(columns, path)
+    sizes = [_kind_bytes(columns, kind, path) for kind in range(len(columns.kinds))]
+    payload_bytes = _check_offsets(columns, sizes, path)
     payload_begin = LENGTH_BYTES + len(text)
     _check_file_size(payload_begin + payload_bytes, file_bytes, path)
-    kinds = tuple(map(columns.kinds.__getitem__, columns.kind_keys))
     return Header(
         payload_begin,
         payload_bytes,
         columns.metadata,
         numbers,
-        kinds,
-        array("Q", columns.begins),
-        array("Q", columns.ends),
+        columns.kinds,
+        columns.row_kinds,
+        columns.begins,
+        columns.ends,
     )
 
 
 # The values of the columns -----------------------------------------------------------------------
 
 
-def _check_sizes(columns: Columns, path: object) -> None:
-    """Each dtype known, each shape countable, each byte range exactly its shape's size."""
-    sizes = {key: _tensor_bytes(columns, key, path) for key in dict.fromkeys(columns.kind_keys)}
-    expected = list(map(sizes.__getitem__, columns.kind_keys))
-    stored = list(map(sub, columns.ends, columns.begins))
-    if expected == stored:
-        return
-    at = next(i for i, (a, b) in enumerate(zip(expected, stored, strict=True)) if a != b)
-    dtype, shape = columns.kinds[columns.kind_keys[at]]
-    backwards = stored[at] < 0
-    raise entry_error(
-        ErrorCode.OFFSETS_INVALID if backwards else ErrorCode.OFFSETS_SIZE,
-        "its byte range " + ("runs backwards" if backwards else "is not its shape's size"),
-        columns.names[at],
-        path,
-        shown(f"{expected[at]} bytes for {dtype} {list(shape)}"),
-        f"{stored[at]} bytes at [{columns.begins[at]}, {columns.ends[at]}]",
-    )
-
-
-def _tensor_bytes(columns: Columns, key: Hashable, path: object) -> int:
-    dtype, shape = columns.kinds[key]
-
-    def refusal(code: ErrorCode, what: str, expected: str, got: str) -> HeaderError:
-        name = columns.names[columns.kind_keys.index(key)]
-        return entry_error(code, what, name, path, expected, shown(got))
-
+def _kind_bytes(columns: Columns, kind: int, path: object) -> int:
+    """The size of a tensor of that kind."""
+    dtype, shape = columns.kinds[kind]
     width = DTYPE_BITS.get(dtype)
     if width is None:
         known = "one of " + ", ".join(DTYPE_BITS)
-        raise refusal(ErrorCode.DTYPE_UNKNOWN, "its dtype is unknown", known, dtype)
+        raise _kind_error(
+            ErrorCode.DTYPE_UNKNOWN, "its dtype is unknown", columns, kind, path, known, dtype
+        )
     bits = 1
     for factor in (*shape, width):
         bits *= factor
         if bits > INTEGER_MAX:
             what, expected = "its shape overflows 64 bits", "at most 2^64 - 1 bits"
-            raise refusal(ErrorCode.SHAPE_OVERFLOW, what, expected, f"{dtype} {list(shape)}")
+            got = f"{dtype} {list(shape)}"
+            raise _kind_error(ErrorCode.SHAPE_OVERFLOW, what, columns, kind, path, expected, got)
     if bits % 8:
-        what, got = "it does not fill whole bytes", f"{bits} bits for {dtype} {list(shape)}"
-        raise refusal(ErrorCode.SHAPE_PARTIAL_BYTE, what, "a multiple of 8 bits", got)
+        what, expected = "it does not fill whole bytes", "a multiple of 8 bits"
+        got = f"{bits} bits for {dtype} {list(shape)}"
+        raise _kind_error(ErrorCode.SHAPE_PARTIAL_BYTE, what, columns, kind, path, expected, got)
     return bits // 8
+
+
+def _kind_error(
+    code: ErrorCode,
+    what: str,
+    columns: Columns,
+    kind: int,
+    path: object,
+    expected: str,
+    got: str,
+) -> HeaderError:
+    """The error for the first tensor of that kind."""
+    name = columns.names[columns.row_kinds.index(kind)]
+    return entry_error(code, what, name, path, expected, shown(got))
+
+
+def _check_offsets(columns: Columns, sizes: Sequence[int], path: object) -> int:
+    """The payload's size, when each byte range is its shape's size and they tile the payload."""
+    expected = map(sizes.__getitem__, columns.row_kinds)
+    begins, ends = columns.begins, columns.ends
+    in_order = begins[:1] == array("Q", [0]) and begins[1:] == ends[:-1]
+    if in_order and ends.tolist() == list(accumulate(expected)):  # as writers leave it
+        return ends[-1]
+    _check_sizes(columns, sizes, path)
+    return _check_tiling(columns, path)
+
+
+def _check_sizes(columns: Columns, sizes: Sequence[int], path: object) -> None:
+    rows = zip(columns.names, columns.row_kinds, columns.begins, columns.ends, strict=True)
+    for name, kind, begin, end in rows:
+        if end - begin != sizes[kind]:
+            dtype, shape = columns.kinds[kind]
+            backwards = end < begin
+            raise entry_error(
+                ErrorCode.OFFSETS_INVALID if backwards else ErrorCode.OFFSETS_SIZE,
+                "its byte range " + ("runs backwards" if backwards else "is not its shape's size"),
+                name,
+                path,
+                shown(f"{sizes[kind]} bytes for {dtype} {list(shape)}"),
+                f"{end - begin} bytes at [{begin}, {end}]",
+            )
 
 
 def _check_tiling(columns: Columns, path: object) -> int:
     """The payload's size, when the byte ranges in order of offset leave no hole and no overlap."""
-    begins, ends = list(columns.begins), list(columns.ends)
-    if begins == [0, *ends[:-1]]:  # in order already, as writers leave it
-        return ends[-1]
-    ranges = sorted(zip(begins, ends, columns.names, strict=True))
+    ranges = sorted(zip(columns.begins, columns.ends, columns.names, strict=True))
     at, before = 0, None
     for begin, end, name in ranges:
         if begin != at:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ErrorCode, ShardIndexError, shown
 from ..foreign import foreign_kind
 from ..jsontext import DuplicateKeyError, parse_json
 from ..limits import SNIFF_BYTES
+from .plain import split_weight_map
+
+_SPACE: Final = rb"[ \t\n\r]*"
+_PLAIN_HEAD: Final = re.compile(
+    rb'\{ (?:"metadata" : \{[^{}]*\} , )?"weight_map" : \{'.replace(b" ", _SPACE)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
     """A checked index: `weight_map` is tensor name -> shard file name, in the index's order.
 
-    `total_size` is the size in bytes that the index's metadata claims, or None; it is a claim, and
-    writers disagree on what it counts.
+    `shard_tensors` is how many tensors it places in each shard file. `total_size` is the size in
+    bytes that the index's metadata claims, or None; it is a claim, and writers disagree on what it
+    counts.
     """
 
     weight_map: Mapping[str, str] = field(repr=False)
+    shard_tensors: Mapping[str, int] = field(repr=False)
     total_size: int | None = None
 
 
@@ -31,6 +41,36 @@ def parse_index(text: bytes, *, path: object = None) -> Index:
     Raises `ShardIndexError` when it is not JSON, gives a name twice, has no `weight_map` from
     strings to strings, or names a shard by anything else than a plain file name in its own folder.
     """
+    return _plain_index(text) or _json_index(text, path)
+
+
+def _plain_index(text: bytes) -> Index | None:
+    """The index, where its weight map is in the form that writers emit and all is right with it.
+
+    The weight map is taken apart in C and the rest is read strictly, with `{}` in its stead. That
+    is the same document: up to the map's brace both texts are equal, and where the rest is legal
+    that brace is the value of the outermost object's "weight_map". For the metadata before it has
+    no brace within, so it ends at its own or in a string; and a string would end at the quote
+    before weight_map, which no JSON goes on with.
+    """
+    head = _PLAIN_HEAD.match(text)
+    try:
+        members = None if head is None else split_weight_map(text, head.end())
+        if head is None or members is None or not all(map(_is_plain_file_name, members.words)):
+            return None
+        document = parse_json((text[: head.end()] + b"}" + text[members.end :]).decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    files = map(members.words.__getitem__, members.row_words)
+    weight_map = dict(zip(members.names, files, strict=True))
+    if len(weight_map) != len(members.names):
+        return None
+    shard_tensors = dict(zip(members.words, members.word_rows, strict=True))
+    return Index(weight_map, shard_tensors, _total_size(document))
+
+
+def _json_index(text: bytes, path: object) -> Index:
+    """Any legal index; raises `ShardIndexError` for every other one."""
     try:
         document = parse_json(text.decode("utf-8"))
     except DuplicateKeyError as error:
@@ -62,19 +102,21 @@ def parse_index(text: bytes, *, path: object = None) -> Index:
             got=_summary(document),
             hint="pass the model.safetensors.index.json of a sharded checkpoint",
         )
-    strings_only = set(map(type, weight_map.values())) <= {str}
-    for shard in dict.fromkeys(weight_map.values()) if strings_only else weight_map.values():
-        if not _is_plain_file_name(shard):
+    shard_tensors: Counter[str] = Counter()
+    for name, shard in weight_map.items():
+        is_known = isinstance(shard, str) and shard in shard_tensors
+        if not is_known and not _is_plain_file_name(shard):
             raise ShardIndexError(
                 ErrorCode.INDEX_SHARD_NAME,
                 "the index does not name a shard in its own folder",
                 path=path,
-                tensor=next(name for name, file in weight_map.items() if file == shard),
+                tensor=name,
                 expected="a plain file name such as model-00001-of-00062.safetensors",
                 got=json.dumps(shard),
                 hint="an index from a trusted source holds no paths: do not use this one",
             )
-    return Index(weight_map, _total_size(document))
+        shard_tensors[shard] += 1
+    return Index(weight_map, shard_tensors, _total_size(document))
 
 
 def _is_plain_file_name(name: Any) -> bool:

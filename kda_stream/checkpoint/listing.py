@@ -90,7 +90,7 @@ def _list_directory(path: str) -> CheckpointFiles:
 
 def _list_indexed(directory: str, index_path: str) -> CheckpointFiles:
     index = parse_index(read_small_file(index_path, INDEX_BYTES_MAX), path=index_path)
-    named = tuple(sorted(set(index.weight_map.values())))
+    named = tuple(sorted(index.shard_tensors))
     try:
         present = {name for name in os.listdir(directory) if name.endswith(SHARD_SUFFIX)}
     except OSError as error:

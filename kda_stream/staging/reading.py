@@ -309,14 +309,16 @@ def _cache_as_it_was(
     try:
         yield
     finally:
-        for descriptor, begin, end in gaps:
-            os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        if hasattr(os, "posix_fadvise"):
+            for descriptor, begin, end in gaps:
+                os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
 
 def _not_cached(descriptor: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
     """The ranges around [begin, end), at page borders, that are not in the page cache now."""
     at = max(begin - READ_AHEAD_BYTES, 0) // PAGE_BYTES * PAGE_BYTES
     end = min(-(-end // PAGE_BYTES) * PAGE_BYTES + READ_AHEAD_BYTES, os.fstat(descriptor).st_size)
+    at = min(at, end)  # the file may have been cut
     for first, after in cached_ranges(descriptor, at, end) or []:
         if at < first:
             yield at, first

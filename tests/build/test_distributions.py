@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
+
 Install = Callable[..., Path]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -38,12 +40,13 @@ with tempfile.TemporaryFile() as file:
     if not lib.kda_can_populate():
         spans[1].kind = lib.KDA_MEMORY
     cursor = ffi.new("kda_cursor *")
-    status = lib.kda_spans_copy(spans, 3, out, 16, 10**9, cursor)
+    means = ffi.new("kda_means *", dict(nanoseconds_max=10**9, threads=2))
+    status = lib.kda_spans_copy(spans, 3, out, 16, means, cursor)
     assert status == lib.KDA_OK, status
     assert bytes(out) == b"memorymappedfile", bytes(out)
     assert lib.munmap(address, 12) == 0
     spans[2].destination = 10
-    status = lib.kda_spans_copy(spans, 3, out, 16, 10**9, cursor)
+    status = lib.kda_spans_copy(spans, 3, out, 16, means, cursor)
     assert status == lib.KDA_DESTINATION_OVERLAP, status
     assert cursor.span == 2
 print(_native.__file__)
@@ -61,10 +64,7 @@ def test_the_sdist_holds_what_a_build_and_its_tests_need(unpacked: Path) -> None
         "README.md",
         "csrc/CMakeLists.txt",
         "csrc/build_native.py",
-        "csrc/fuzz_spans.c",
-        "csrc/kda_copy.c",
-        "csrc/kda_copy.h",
-        "csrc/selftest.c",
+        *(f"csrc/{path.name}" for path in (ROOT / "csrc").glob("*.[ch]")),
         "kda_stream/__init__.py",
         "kda_stream/py.typed",
         "pyproject.toml",

@@ -205,7 +205,7 @@ def test_the_config_beside_the_shards_is_at_hand(folder: Path) -> None:
             assert checkpoint.config == {"num_hidden_layers": 2}
 
 
-def test_there_is_one_level_of_verification(folder: Path) -> None:
+def test_an_unknown_level_of_verification_is_refused(folder: Path) -> None:
     open_checkpoint(folder, verify="all").close()
     with pytest.raises(ArgumentError):
         open_checkpoint(folder, verify="none")  # type: ignore[arg-type]
@@ -332,6 +332,16 @@ def test_names_that_several_shards_lack_are_all_told(folder: Path) -> None:
     line = str(caught.value)
     assert all(f"absent {n}" in line for n in (1, 2, 3, 4))
     assert all(name in line for name in (ONE, TWO, THREE))
+
+
+@pytest.mark.parametrize("files", [(ONE, TWO, THREE), (THREE, TWO, ONE), (TWO, THREE, ONE)])
+def test_shards_that_lack_names_are_told_in_the_order_of_the_index(
+    files: tuple[str, ...], folder: Path
+) -> None:
+    listing(folder, {f"absent in {file}": file for file in files})
+    error = refusal(folder, CheckpointError, Code.CHECKPOINT_PROBLEMS)
+    assert [problem.tensor for problem in error.problems] == [f"absent in {f}" for f in files]
+    assert "3 shards" in str(error)
 
 
 def test_a_tensor_that_the_index_does_not_list_is_no_part_and_is_reported(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 Three properties: what the package writes is read as the package reads it; whatever is done to a
 file, it is never read where the package refuses it, nor read otherwise; and the two ways through a
-header's text, by a pattern and by the json module, never differ.
+header's text, in C and by the json module, never differ.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def test_no_cut_of_a_file_is_read(data: bytes) -> None:
 
 
 def spelled_out(columns: Columns) -> list[object]:
-    kinds = [columns.kinds[key] for key in columns.kind_keys]
+    kinds = [columns.kinds[number] for number in columns.row_kinds]
     return [
         columns.metadata,
         list(zip(columns.names, kinds, columns.begins, columns.ends, strict=True)),
@@ -355,17 +355,17 @@ def spelled_out(columns: Columns) -> list[object]:
     text='{"__metadata__":{"a":"b","a":"c"},"a":{"dtype":"U8","shape":[],"data_offsets":[0,1]}}'
 )
 @example(text='{"__metadata__":{},"__metadata__":{"dtype":"U8","shape":[],"data_offsets":[0,1]}}')
-def test_what_the_pattern_reads_the_json_module_reads_alike(text: str) -> None:
+def test_what_the_c_reads_of_a_header_the_json_module_reads_alike(text: str) -> None:
     if not is_unicode(text):
         return  # not UTF-8: neither way is asked
     try:
-        plain = _plain_columns(text)
+        plain = _plain_columns(text.encode())
     except HeaderError:
         plain = None
     if plain is None:
         event("left to json")
         return
-    event("read by the pattern")
+    event("read in C")
     if len(set(plain.names)) < len(plain.names):
         with pytest.raises(HeaderError) as caught:
             _json_columns(text, None)
@@ -376,12 +376,12 @@ def test_what_the_pattern_reads_the_json_module_reads_alike(text: str) -> None:
 
 @thorough
 @given(data=files)
-def test_the_pattern_reads_what_the_package_writes_without_escapes(data: bytes) -> None:
+def test_what_the_package_writes_without_escapes_is_read_in_c(data: bytes) -> None:
     text = _header_text(data).rstrip(" ")
     stored = json.loads(text)
     metadata = "".join(chain.from_iterable(stored.pop("__metadata__", {}).items()))
     if not stored or "\\" in text or "{" in metadata or "}" in metadata:
         return
-    plain = _plain_columns(text)
+    plain = _plain_columns(text.encode())
     assert plain is not None
     assert spelled_out(plain) == spelled_out(_json_columns(text, None))

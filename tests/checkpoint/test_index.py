@@ -46,7 +46,7 @@ def test_an_index_is_a_map_from_tensor_to_shard_in_its_own_order() -> None:
 
 
 def test_an_index_needs_no_metadata() -> None:
-    assert parse_index(index_text({"a": SHARD}).encode()) == Index({"a": SHARD}, None)
+    assert parse_index(index_text({"a": SHARD}).encode()) == Index({"a": SHARD}, {SHARD: 1}, None)
 
 
 @pytest.mark.parametrize(
