@@ -26,6 +26,7 @@ void kda_unmap(size_t bytes, void *address);
 static void *const MAP_FAILED;
 static const int PROT_READ, PROT_WRITE;
 static const int MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS;
+static const int MADV_DONTNEED;
 static const int KDA_MADV_HUGEPAGE;
 """
 

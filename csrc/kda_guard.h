@@ -4,7 +4,8 @@
  * beforehand can rule that out. So there is a handler of SIGBUS for the whole process, as long as
  * somebody is between kda_guard_enter and kda_guard_leave. A fault in a guarded copy, in the thread
  * that makes it, ends the copy; every other SIGBUS goes to the handler that was there before, or
- * ends the process as it would have.
+ * ends the process as it would have. A handler that other code sets meanwhile is on top of ours
+ * until the next kda_guard_enter: it meets the fault of a guarded copy.
  */
 #ifndef KDA_GUARD_H
 #define KDA_GUARD_H

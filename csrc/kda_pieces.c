@@ -123,7 +123,9 @@ static int kda_fault_in(kda_piece *piece, const unsigned char *start, uint64_t b
         return KDA_OK;
     if (errno == EINTR || errno == EAGAIN)
         return KDA_PAUSED;
-    return kda_fail(piece, errno == EINVAL ? KDA_NO_POPULATE : KDA_SOURCE_FAULT);
+    if (errno == EINVAL || errno == ENOSYS || errno == EPERM) /* unknown, or filtered */
+        return kda_fail(piece, KDA_NO_POPULATE);
+    return kda_fail(piece, KDA_SOURCE_FAULT);
 #else
     (void)start;
     (void)bytes;

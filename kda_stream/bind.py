@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import NoneType
@@ -190,9 +189,7 @@ def bind_checked(
     """`bind_kda_weights` for a block that `check_kda_block` has let pass."""
     fields = fields_of(config)
     layout = lay_out(fields, block.tensors, alignment)
-    with _claimed(into, slot_bytes_for(fields)) as slot:
-        read = _fill(layout, block, slot, choice)
-        lease = slot.lend(closes_arena=into is None)
+    lease, read = _fill_slot(into, slot_bytes_for(fields), layout, block, choice)
     tensors = {
         field.name: BoundTensor(
             field.dtype, field.shape, partial(lease.view, begin, begin + field.nbytes)
@@ -200,7 +197,7 @@ def bind_checked(
         for field in fields
         for begin in [layout.begins[field.name]]
     }
-    return KdaWeights(**tensors, lease=lease), _report(block, read, slot.report)
+    return KdaWeights(**tensors, lease=lease), _report(block, read, lease.slot.report)
 
 
 def check_kda_weights(config: KdaConfig, layer_idx: int, source: KdaTensorSource) -> KdaBindReport:
@@ -215,12 +212,18 @@ def check_kda_weights(config: KdaConfig, layer_idx: int, source: KdaTensorSource
 # Placing and moving ------------------------------------------------------------------------------
 
 
-@contextmanager
-def _claimed(into: PinnedArena | Slot | None, nbytes: int) -> Iterator[Slot]:
-    """A slot to fill, of an arena of its own without `into`; given back if the body fails."""
+def _fill_slot(
+    into: PinnedArena | Slot | None,
+    nbytes: int,
+    layout: Layout,
+    block: CheckedBlock,
+    choice: ReadChoice,
+) -> tuple[Lease, ReadReport]:
+    """Fill a slot, of an arena of its own without `into`, and lend it; given back on any error."""
     memory = PinnedArena(nbytes) if into is None else into
-    slot = memory.claim()
+    claimant = object()  # Ctrl-C may come when the slot is claimed and not known here yet
     try:
+        slot = memory.claim(claimant=claimant)
         if slot.nbytes < nbytes:
             raise SlotError(
                 ErrorCode.SLOT_TOO_SMALL,
@@ -229,9 +232,10 @@ def _claimed(into: PinnedArena | Slot | None, nbytes: int) -> Iterator[Slot]:
                 got=f"{slot.nbytes} bytes",
                 hint="make the arena with kda_slot_bytes(config)",
             )
-        yield slot
+        read = _fill(layout, block, slot, choice)
+        return slot.lend(closes_arena=into is None), read
     except BaseException:
-        slot.abandon()
+        memory.abandon_claim(claimant)
         if into is None and isinstance(memory, PinnedArena):
             memory.close()
         raise
@@ -260,12 +264,10 @@ def _bind_views(
         )
         for name, field in fields.items()
     }
-    with _claimed(into, layout.end) as slot:
-        read = _fill(layout, block, slot, choice)
-        lease = slot.lend(closes_arena=into is None)
+    lease, read = _fill_slot(into, layout.end, layout, block, choice)
     tensors[CONV_FIELD] = BoundTensor(conv.dtype, conv.shape, partial(lease.view, 0, layout.end))
     view = ReadReport("view", f"all but conv is left where it is; conv: {read.path}")
-    return KdaWeights(**tensors, lease=lease), _report(block, view, slot.report)
+    return KdaWeights(**tensors, lease=lease), _report(block, view, lease.slot.report)
 
 
 def _data(tensor: RawTensor) -> memoryview:

@@ -80,6 +80,7 @@ class ErrorCode(str, Enum):
     SPAN_REFUSED = "span-refused"
     SOURCE_BUFFER = "source-buffer"
     PAYLOAD_FAULT = "payload-fault"
+    PAYLOAD_OPEN = "payload-open"
     PAYLOAD_END = "payload-end"
     PAYLOAD_READ = "payload-read"
     MAP_REFUSED = "map-refused"

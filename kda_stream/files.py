@@ -9,6 +9,7 @@ from io import FileIO
 from typing import NoReturn
 
 from .errors import ErrorCode, PathError, PathMissingError
+from .limits import READ_PIECE_BYTES
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -91,7 +92,7 @@ def read_range(file: FileIO, begin: int, end: int) -> bytes:
     """The bytes [begin, end) of the file; fewer when it ends before."""
     pieces = []
     while begin < end:
-        piece = os.pread(file.fileno(), end - begin, begin)
+        piece = os.pread(file.fileno(), min(end - begin, READ_PIECE_BYTES), begin)
         if not piece:
             break
         pieces.append(piece)

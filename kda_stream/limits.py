@@ -46,11 +46,20 @@ DIRECT_BLOCK_BYTES_MAX: Final = 65536
 READ_AHEAD_BYTES: Final = 32 * 1024**2
 """How far around a range the kernel may have read ahead: some times its largest usual window."""
 
+DROP_SECONDS: Final = (0.0, 0.002, 0.008, 0.03)
+"""When pages are dropped, and again where some were still being read ahead and could not be."""
+
+FAULT_AROUND_BYTES: Final = 65536
+"""How far around a touched page the kernel maps what is cached; fault_around_bytes of Linux."""
+
 HUGE_PAGE_BYTES: Final = 2 * 1024**2
 """The border that slots begin at, so that the kernel can give them huge pages."""
 
 SLOTS_MAX: Final = 64
 """The most slots of one arena: more cannot help a stream, and a typo would lock all memory."""
+
+READ_PIECE_BYTES: Final = 1024**2
+"""How much of a header is read at once: a slow disk (20 MB/s) lets a signal be answered by then."""
 
 PAUSE_NANOSECONDS: Final = 50_000_000
 """How long the C routine copies before it comes back so that a signal or a stop is answered."""

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count, islice
 from typing import Any, Final, Literal
 
@@ -102,6 +101,7 @@ class Checkpoint(Closing):
         self._closed = False
         self._layers_lock = threading.RLock()
         self._layers: LayerNames | None = None
+        self._config: Mapping[str, Any] | None = None
 
     # the mapping
 
@@ -188,10 +188,12 @@ class Checkpoint(Closing):
         path = os.path.join(self.directory, CONFIG_NAME)
         return path if os.path.lexists(path) else None
 
-    @cached_property
+    @property
     def config(self) -> Mapping[str, Any] | None:
         """The config.json beside the shards as an object, or None; raises `ConfigError`."""
-        return None if self.config_path is None else read_config(self.config_path)
+        if self._config is None and self.config_path is not None:
+            self._config = read_config(self.config_path)
+        return self._config
 
     @property
     def layer_prefix(self) -> str:

@@ -13,7 +13,7 @@ from ..errors import ClosedError, ErrorCode, HeaderError, PathError, PayloadErro
 from ..files import open_regular_file, read_range, refuse_path
 from ..foreign import LENGTH_BYTES, foreign_kind
 from ..kda.source import Place, RawTensor
-from ..limits import HEADER_BYTES_MAX, SNIFF_BYTES
+from ..limits import FAULT_AROUND_BYTES, HEADER_BYTES_MAX, SNIFF_BYTES
 from ..staging.pages import LentMemory, Mapping, map_file
 from .header import Header, header_length, parse_header
 
@@ -32,17 +32,28 @@ _FIRST_CHECKS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """What tells one state of a file from another: device, inode, size and time of last change."""
+    """What tells one state of a file from another: device, inode, size and two times.
+
+    A writer may set the time of the last change of the bytes back, as `cp -p` and `rsync -t` do;
+    that of the last change of anything about the file, nobody can.
+    """
 
     device: int
     inode: int
     file_bytes: int
     mtime_ns: int
+    ctime_ns: int
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileIdentity:
         """The identity that `status` shows."""
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
 
 
 class Shard:
@@ -106,6 +117,12 @@ class Shard:
                 hint="use its tensors before close(), or copy them",
             )
 
+    def unmap(self, begin: int, end: int) -> None:
+        """Take the mapped pages around [begin, end) out of the process; they stay cached."""
+        with self._lock:
+            if self._mapping is not None:
+                self._mapping.drop(begin - FAULT_AROUND_BYTES, end + FAULT_AROUND_BYTES)
+
     def open(self, *, direct: bool = False) -> FileIO:
         """The unchanged file, open for reading (`direct`: with O_DIRECT); the caller closes it.
 
@@ -123,7 +140,9 @@ class Shard:
                     path=self._path,
                     hint='pass read="auto"',
                 ) from None
-            raise self._gone(error) from None
+            if error.code is ErrorCode.PATH_NOT_READABLE:
+                raise self._not_opened(error.got) from None
+            raise self._gone(error.what) from None
         try:
             self._require_identity(os.fstat(file.fileno()))
         except PayloadError:
@@ -135,8 +154,10 @@ class Shard:
         """Raise `PayloadError` when the file was replaced, rewritten or cut since it was opened."""
         try:
             status = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise self._gone(error.strerror) from None
         except OSError as error:
-            raise self._gone(error) from None
+            raise self._not_opened(error.strerror) from None
         self._require_identity(status)
 
     def close(self) -> bool:
@@ -151,13 +172,22 @@ class Shard:
                 self._lent.end()
             return mapping is None or mapping.close()
 
-    def _gone(self, error: OSError) -> PayloadError:
+    def _gone(self, what: str | None) -> PayloadError:
         return PayloadError(
             ErrorCode.FILE_CHANGED,
             "the shard can no longer be opened, and could when its header was checked",
             path=self._path,
-            got=error.what if isinstance(error, PathError) else error.strerror,
+            got=what,
             hint="it was moved or deleted: open the checkpoint again",
+        )
+
+    def _not_opened(self, reason: str | None) -> PayloadError:
+        return PayloadError(
+            ErrorCode.PAYLOAD_OPEN,
+            "the shard cannot be opened now, and could when its header was checked",
+            path=self._path,
+            got=reason,
+            hint="check its permissions, and the limit on open files (ulimit -n)",
         )
 
     def _require_identity(self, status: os.stat_result) -> None:
@@ -169,7 +199,8 @@ class Shard:
                 path=self._path,
                 expected=_shown_identity(self.identity),
                 got=_shown_identity(now),
-                hint="it was replaced, rewritten or cut: open the checkpoint again",
+                hint="it was replaced, rewritten or cut, or its owner, mode or links were changed: "
+                "open the checkpoint again",
             )
 
 
@@ -208,6 +239,10 @@ def _named_if_foreign(error: HeaderError, start: bytes) -> HeaderError:
 
 def _shown_identity(identity: FileIdentity) -> str:
     return (
-        f"inode {identity.inode} with {identity.file_bytes} bytes "
-        f"of time {identity.mtime_ns // 10**9}.{identity.mtime_ns % 10**9:09d}"
+        f"inode {identity.inode} with {identity.file_bytes} bytes, "
+        f"changed {_shown_time(identity.mtime_ns)}, touched {_shown_time(identity.ctime_ns)}"
     )
+
+
+def _shown_time(nanoseconds: int) -> str:
+    return f"{nanoseconds // 10**9}.{nanoseconds % 10**9:09d}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 
 from ..errors import (
     CheckpointError,
@@ -145,16 +144,13 @@ class Shards(Mapping[str, Shard]):
         if self._closed:  # by a destructor, in between
             shard.close()
 
-    @cached_property
-    def _names_placed(self) -> Mapping[str, list[str]]:
-        """The names that the index places in each file; only an error needs them."""
-        placed: dict[str, list[str]] = {file: [] for file in self}
-        for name, file in self._files.index.weight_map.items() if self._files.index else ():
-            placed[file].append(name)
-        return placed
+    def _names_placed(self, file: str) -> list[str]:
+        """The names that the index places in a file; only an error needs them."""
+        places = {} if self._files.index is None else self._files.index.weight_map
+        return [name for name, other in places.items() if other == file]
 
     def _lost_error(self, file: str, shard: Shard) -> ShardIndexError:
-        placed = self._names_placed[file]
+        placed = self._names_placed(file)
         lost = [name for name in placed if name not in shard.header]
         return ShardIndexError(
             ErrorCode.INDEX_TENSORS_MISSING,

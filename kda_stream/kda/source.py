@@ -23,6 +23,9 @@ class PayloadFile(Protocol):
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) of the file, mapped: read-only and without a copy."""
 
+    def unmap(self, begin: int, end: int) -> None:
+        """Take the mapped pages around [begin, end) out of the process, when they are in it."""
+
     def open(self, *, direct: bool = False) -> FileIO:
         """The unchanged file, open for reading (`direct`: O_DIRECT), which the caller closes."""
 

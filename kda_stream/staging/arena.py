@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Final, Literal
 
 from ..closing import Closing, finish_first
@@ -109,6 +110,7 @@ class Slot:
         self._shared = memory
         self._begin = begin
         self._filling: LentMemory | None = None
+        self._claimant: object = None
         self._writers: list[LentMemory] = []  # ended, with arrays left that can still write
         self._lent: LentMemory | None = None
         self._lease: weakref.ref[Lease] | None = None
@@ -127,12 +129,16 @@ class Slot:
                 return SlotState.FREE
             return SlotState.LENT
 
-    def claim(self) -> Slot:
-        """Take the slot for writing; raises `SlotError` when it is not free."""
+    def claim(self, *, claimant: object = None) -> Slot:
+        """Take the slot for writing; raises `SlotError` when it is not free.
+
+        A `claimant` can give it back by `abandon_claim`, if Ctrl-C kept it from hearing of it.
+        """
         with self._shared.lock:
             self._shared.require_open()
             if self.state is not SlotState.FREE:
                 raise self._not(SlotState.FREE, "release the weights that lie in it first")
+            self._claimant = claimant
             self._filling = self._memory(writable=True)
         return self
 
@@ -176,6 +182,15 @@ class Slot:
                     self._writers.append(self._filling)
                 self._filling = None
                 self._shared.changed.notify_all()
+
+    def abandon_claim(self, claimant: object) -> None:
+        """Free the slot if it is claimed by `claimant`; whatever signals come, it is done."""
+        finish_first(partial(self._abandon_claim, claimant))
+
+    def _abandon_claim(self, claimant: object) -> None:
+        with self._shared.lock:
+            if self._claimant is claimant:
+                self.abandon()
 
     def _memory(self, *, writable: bool) -> LentMemory:
         end = self._begin + self.nbytes
@@ -318,8 +333,8 @@ class PinnedArena(Closing):
         """The arena's size in bytes, rounding included."""
         return self._memory.mapping.nbytes
 
-    def claim(self) -> Slot:
-        """Take a free slot for writing; raises `SlotError` when none is free."""
+    def claim(self, *, claimant: object = None) -> Slot:
+        """Take a free slot for writing, as `Slot.claim`; raises `SlotError` when none is free."""
         with self._memory.lock:
             self._memory.require_open()
             slot = self._free_slot()
@@ -331,7 +346,12 @@ class PinnedArena(Closing):
                     got=", ".join(slot.state.value for slot in self.slots),
                     hint="release weights that are no longer needed, or make more slots",
                 )
-            return slot.claim()
+            return slot.claim(claimant=claimant)
+
+    def abandon_claim(self, claimant: object) -> None:
+        """Free every slot that is claimed by `claimant`; whatever signals come, it is done."""
+        for slot in self.slots:
+            slot.abandon_claim(claimant)
 
     def wait_for_slot(self, stopped: Callable[[], bool]) -> Slot | None:
         """A free slot, once there is one; None as soon as `stopped()`, asked after each `wake`."""

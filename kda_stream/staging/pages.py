@@ -157,6 +157,16 @@ class Mapping:
         """Let the pages be swapped again."""
         extension()[1].munlock(self._owner, self.nbytes)
 
+    def drop(self, begin: int, end: int) -> None:
+        """Take the pages of [begin, end), as far as these reach, out of the process.
+
+        Of a file's map they stay in the page cache, and the next touch brings them back. For a map
+        of a file only: elsewhere the bytes would go.
+        """
+        lib = extension()[1]
+        first = max(begin, 0) // PAGE_BYTES * PAGE_BYTES
+        lib.madvise(self._owner + first, min(end, self.nbytes) - first, lib.MADV_DONTNEED)
+
     @property
     def pointer(self) -> Any:
         """The first byte, for C; as long as the object is not closed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ..limits import (
     COPY_THREADS_MAX,
     DIRECT_BLOCK_BYTES_MAX,
     DIRECT_BLOCK_BYTES_MIN,
+    DROP_SECONDS,
     LAYOUT_BYTES,
     READ_AHEAD_BYTES,
     READS_IN_FLIGHT,
@@ -47,6 +49,9 @@ class ReadableFile(Protocol):
 
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) of the file, mapped."""
+
+    def unmap(self, begin: int, end: int) -> None:
+        """Take the mapped pages around [begin, end) out of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,7 @@ _ANOTHER_WAY_HELPS: Final = frozenset(
         ErrorCode.POPULATE_UNSUPPORTED,
         ErrorCode.GUARD_REFUSED,
         ErrorCode.DIRECT_REFUSED,
+        ErrorCode.PAYLOAD_OPEN,
     }
 )
 
@@ -172,8 +178,7 @@ def _ways(
     """What is to be tried, in this order."""
     if choice.path != "auto":
         return [_Way(choice.path, "it was asked for")]
-    systems = [file_system_of(descriptor) for descriptor in descriptors.values()]
-    remote = next((system.name for system in systems if system.is_remote), None)
+    remote = next(filter(None, map(_remote_name, descriptors.values())), None)
     if remote is not None:
         return [_Way("positional", f"a file on {remote} is never mapped")]
     if cached is None:
@@ -185,6 +190,14 @@ def _ways(
     if 2 * cached >= nbytes or choice.residency == "keep":
         return through_the_cache
     return [_Way("direct", reason), *through_the_cache]
+
+
+def _remote_name(descriptor: int) -> str | None:
+    try:
+        system = file_system_of(descriptor)
+    except OSError:  # forbidden to ask, in a container
+        return None
+    return system.name if system.is_remote else None
 
 
 def _cached_bytes(wanted: Sequence[Wanted], descriptors: Mapping[int, int]) -> int | None:
@@ -235,7 +248,12 @@ def _bring_in_by(
             for part in wanted
         ]
         threads = READS_IN_FLIGHT if path == "direct" else copy_threads()
-        _run([*spans, *from_memory], destination, threads, choice)
+        try:
+            _run([*spans, *from_memory], destination, threads, choice)
+        finally:
+            if path == "mapped":
+                for part in wanted:
+                    part.file.unmap(part.begin, part.end)
 
 
 def _run(spans: Sequence[Span], destination: memoryview, threads: int, choice: ReadChoice) -> None:
@@ -274,7 +292,7 @@ def _block_bytes(file: ReadableFile, descriptor: int) -> int:
             ErrorCode.DIRECT_REFUSED,
             "the file system has no direct reads",
             path=file.path,
-            got=f"blocks of {alignment.offset_bytes} bytes on {file_system_of(descriptor).name}",
+            got=f"blocks of {alignment.offset_bytes} bytes",
             hint='pass read="auto"',
         )
     return block_bytes
@@ -282,8 +300,11 @@ def _block_bytes(file: ReadableFile, descriptor: int) -> int:
 
 def copy_threads() -> int:
     """How many threads copy out of the page cache: as many as the process has cores, at most 4."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(cores or 1, COPY_THREADS_MAX)
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not here, or forbidden to ask
+        cores = os.cpu_count() or 1
+    return min(cores, COPY_THREADS_MAX)
 
 
 # --- what is left behind --------------------------------------------------------------------------
@@ -295,33 +316,47 @@ def _cache_as_it_was(
 ) -> Iterator[None]:
     """With "drop": pages that the body brings into the page cache leave it again, no others.
 
-    What was read ahead behind a range leaves too. Where the system does not say what was there
-    before, the whole range leaves.
+    What was read ahead behind a range leaves too. Of a file of others, of which the kernel does not
+    say what was there, a range leaves as a whole, unless samples say that some of it was there.
     """
-    if residency != "drop":
-        yield
-        return
     gaps = [
         (descriptors[id(part.file)], begin, end)
-        for part in wanted
+        for part in (wanted if residency == "drop" else ())
         for begin, end in _not_cached(descriptors[id(part.file)], part.begin, part.end)
     ]
     try:
         yield
     finally:
-        if hasattr(os, "posix_fadvise"):
-            for descriptor, begin, end in gaps:
-                os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        for seconds in DROP_SECONDS:
+            time.sleep(seconds)  # a page that is still being read ahead cannot leave
+            gaps = [gap for gap in gaps if _drop(*gap)]
+            if not gaps:
+                break
 
 
 def _not_cached(descriptor: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
     """The ranges around [begin, end), at page borders, that are not in the page cache now."""
     at = max(begin - READ_AHEAD_BYTES, 0) // PAGE_BYTES * PAGE_BYTES
-    end = min(-(-end // PAGE_BYTES) * PAGE_BYTES + READ_AHEAD_BYTES, os.fstat(descriptor).st_size)
-    at = min(at, end)  # the file may have been cut
-    for first, after in cached_ranges(descriptor, at, end) or []:
+    after = -(-end // PAGE_BYTES) * PAGE_BYTES + READ_AHEAD_BYTES
+    after = min(after, os.fstat(descriptor).st_size)
+    at = min(at, after)  # the file may have been cut
+    cached = cached_ranges(descriptor, at, after)
+    if cached is None:
+        if not sampled_cached_bytes(descriptor, begin, end):
+            yield begin, end
+        return
+    for first, behind in cached:
         if at < first:
             yield at, first
-        at = after
-    if at < end:
-        yield at, end
+        at = behind
+    if at < after:
+        yield at, after
+
+
+def _drop(descriptor: int, begin: int, end: int) -> bool:
+    """Have the kernel drop a range from the page cache; whether it has to be tried again."""
+    try:
+        os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+    except (AttributeError, OSError):  # not here, or forbidden
+        return False
+    return bool(cached_bytes(descriptor, begin, end))

@@ -157,15 +157,16 @@ class DirectAlignment:
 def direct_alignment(descriptor: int) -> DirectAlignment | None:
     """How direct I/O on an open file must be aligned; source: statx, Linux 6.1.
 
-    None when the kernel or the file system cannot say. Raises OSError for a bad descriptor.
+    None when the kernel or the file system cannot say, or a filter of system calls forbids to ask.
+    Raises OSError for a bad descriptor.
     """
     ffi, lib = extension()
     memory, offset = ffi.new("uint64_t *"), ffi.new("uint64_t *")
     refusal = lib.kda_direct_alignment(descriptor, memory, offset)
-    if refusal in (errno.ENOSYS, errno.ENOTSUP):
-        return None
-    if refusal:
+    if refusal == errno.EBADF:
         raise OSError(refusal, os.strerror(refusal))
+    if refusal:
+        return None
     return DirectAlignment(int(memory[0]), int(offset[0]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -357,7 +358,7 @@ def test_a_file_that_is_too_short_is_an_error_with_its_path(
     starts = tuple((at, name) for at, name in zip((0, 90_000, 200_000), names, strict=True))
     wanted = [Wanted(file, 0, len(CONTENT), 0, starts)]
     with pytest.raises(PayloadError) as caught:
-        bring_in(wanted, (), memoryview(bytearray(len(CONTENT))), ReadChoice(path))
+        bring_in(wanted, (), memoryview(mmap.mmap(-1, len(CONTENT))), ReadChoice(path))
     assert caught.value.path == str(source)
     assert caught.value.tensor in names
 

@@ -34,6 +34,12 @@ class PlainFile:
         self._views += [whole[begin:end], whole]
         return self._views[-2]
 
+    def unmap(self, begin: int, end: int) -> None:
+        """Take the mapped pages out of the process, and those that a fault maps along."""
+        if self._map is not None:
+            begin = max(begin - 65536, 0) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, begin, min(end + 65536, len(self._map)) - begin)
+
     def close(self) -> None:
         """Let the map go, with whatever views an error may have kept."""
         views, self._views = self._views, []

@@ -1,0 +1,16 @@
+"""Every way to load that is compared; `ALL` is the registry, in the order of the table."""
+
+from __future__ import annotations
+
+from . import own, safetensors_peers, streamers, vllm_patterns
+from .runner import Job, Run, Runner, UnavailableError
+
+ALL: tuple[Runner, ...] = (
+    *own.RUNNERS,
+    *safetensors_peers.RUNNERS,
+    *vllm_patterns.RUNNERS,
+    *streamers.RUNNERS,
+)
+BY_NAME = {runner.name: runner for runner in ALL}
+
+__all__ = ["ALL", "BY_NAME", "Job", "Run", "Runner", "UnavailableError"]
