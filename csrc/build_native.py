@@ -27,7 +27,7 @@ static void *const MAP_FAILED;
 static const int PROT_READ, PROT_WRITE;
 static const int MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS;
 static const int MADV_DONTNEED;
-static const int KDA_MADV_HUGEPAGE;
+static const int KDA_MADV_HUGEPAGE, KDA_MADV_COLLAPSE;
 """
 
 INCLUDES = """
@@ -45,9 +45,9 @@ INCLUDES = """
 
 /* Advice that not every system or header knows; -1 is none, and refused. */
 #if defined(__linux__)
-enum { KDA_MADV_HUGEPAGE = 14 };
+enum { KDA_MADV_HUGEPAGE = 14, KDA_MADV_COLLAPSE = 25 };
 #else
-enum { KDA_MADV_HUGEPAGE = -1 };
+enum { KDA_MADV_HUGEPAGE = -1, KDA_MADV_COLLAPSE = -1 };
 #endif
 
 /* Locks pages from the moment on that each is made; all of them count against the limit at once.

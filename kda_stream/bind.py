@@ -137,7 +137,8 @@ def bind_kda_weights(
     - "direct": read past the page cache (O_DIRECT), several reads in flight. The fastest way for
       what is not in it.
     - "auto": "mapped" when at least half of the layer is in the page cache, else "direct"; where
-      one of them cannot be had, or the file lies on a network file system, "positional".
+      one of them cannot be had, the file lies on a network file system, or the rest is to be kept
+      in the page cache, "positional".
 
     `residency` is what is left in the page cache: "keep" what got there (so that "auto" does not
     read past it), "drop" what was not there before, or "auto": dropped where less than twice the
@@ -245,7 +246,13 @@ def _fill(layout: Layout, block: CheckedBlock, slot: Slot, choice: ReadChoice) -
     """Copy every tensor to its place in the slot; how the payload was brought in."""
     for file in block.files:
         file.check_unchanged()
-    read = bring_in(layout.wanted, layout.from_memory, slot.memory(), choice)
+    read = bring_in(
+        layout.wanted,
+        layout.from_memory,
+        slot.memory(),
+        choice,
+        before_direct=slot.prepare_for_direct_reads,
+    )
     for file in block.files:
         file.check_unchanged()
     return replace(read, alignment_bytes=layout.alignment_bytes)

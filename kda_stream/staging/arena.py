@@ -111,6 +111,8 @@ class Slot:
         self._begin = begin
         self._filling: LentMemory | None = None
         self._claimant: object = None
+        self._was_lent = False
+        self._wants_huge_pages = False
         self._writers: list[LentMemory] = []  # ended, with arrays left that can still write
         self._lent: LentMemory | None = None
         self._lease: weakref.ref[Lease] | None = None
@@ -167,6 +169,7 @@ class Slot:
                     expected="none when the slot is lent",
                     hint="drop what was made of the slot's memory first",
                 )
+            self._was_lent = True
             self._lent = self._memory(writable=False)
             lease = Lease(self, self._lent, self._shared, closes_arena=closes_arena)
             self._lease = weakref.ref(lease)
@@ -191,6 +194,16 @@ class Slot:
         with self._shared.lock:
             if self._claimant is claimant:
                 self.abandon()
+
+    def prepare_for_direct_reads(self) -> None:
+        """Have the slot's memory be in huge pages where the kernel gives them; once, see `Mapping`.
+
+        Small pages that an earlier fill has made are put together.
+        """
+        if not self._wants_huge_pages:
+            self._wants_huge_pages = True
+            mapping = self._shared.mapping
+            mapping.prefer_huge_pages(self._begin, self._begin + self.nbytes, made=self._was_lent)
 
     def _memory(self, *, writable: bool) -> LentMemory:
         end = self._begin + self.nbytes
@@ -293,8 +306,8 @@ class Lease:
 class PinnedArena(Closing):
     """Anonymous memory for `slots` slots of `slot_bytes` bytes, page-locked, at page borders.
 
-    A slot's pages are made when it is first filled, huge ones where the kernel gives them, and from
-    then on stay where they are.
+    A slot's pages are made when it is first filled; huge ones for direct reads, where the kernel
+    gives them.
 
     `lock` is "require" (raise `MemoryRefusedError` when locking is refused), "prefer" (go on
     unlocked; `report.refusal` says why) or "off". The size is exact but for rounding each slot up

@@ -157,6 +157,20 @@ class Mapping:
         """Let the pages be swapped again."""
         extension()[1].munlock(self._owner, self.nbytes)
 
+    def prefer_huge_pages(self, begin: int, end: int, *, made: bool = False) -> None:
+        """Ask the kernel for huge pages in [begin, end); `made`: in place of small ones there.
+
+        A disk writes a direct read into few huge pages 2.7 times as fast as into a thousand small
+        ones, as was measured; copies gain nothing, and where memory is fragmented, to make huge
+        pages takes as long as the whole copy. Without effect where the kernel has none.
+        """
+        lib = extension()[1]
+        first = -(-begin // PAGE_BYTES) * PAGE_BYTES
+        pointer, nbytes = self._owner + first, end - first
+        lib.madvise(pointer, nbytes, lib.KDA_MADV_HUGEPAGE)
+        if made:
+            lib.madvise(pointer, nbytes, lib.KDA_MADV_COLLAPSE)
+
     def drop(self, begin: int, end: int) -> None:
         """Take the pages of [begin, end), as far as these reach, out of the process.
 
@@ -194,9 +208,8 @@ def map_file(descriptor: int, file_bytes: int, path: str) -> Mapping:
 def map_anonymous(nbytes: int) -> Mapping:
     """Fresh zeroed pages, private and writable: `nbytes`, rounded up to a whole page.
 
-    From a huge page on they begin at the border of one, and the kernel is asked for huge pages: a
-    disk then writes a read into few pieces of memory rather than into a thousand, which was
-    measured to be 2.7 times as fast. Raises `MemoryRefusedError` when the system refuses.
+    From a huge page on they begin at the border of one, see `Mapping.prefer_huge_pages`. Raises
+    `MemoryRefusedError` when the system refuses.
     """
     ffi, lib = extension()
     rounded = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
@@ -223,7 +236,6 @@ def map_anonymous(nbytes: int) -> Mapping:
         if border - before:
             lib.munmap(pointer + before + rounded, border - before)
         pointer += before
-        lib.madvise(pointer, rounded, lib.KDA_MADV_HUGEPAGE)
     return Mapping(pointer, rounded, kept=True)
 
 

@@ -121,8 +121,12 @@ def bring_in(
     from_memory: Sequence[Span],
     destination: memoryview,
     choice: ReadChoice,
+    *,
+    before_direct: Callable[[], None] | None = None,
 ) -> ReadReport:
     """Copy all that is wanted, in ascending order of destination, and say how it was done.
+
+    `before_direct` is called before direct reads, to prepare the destination.
 
     Raises `PayloadError` when a file has changed or fails, or when the path that was asked for by
     name cannot be taken; "auto" takes another then, and notes it.
@@ -135,13 +139,16 @@ def bring_in(
         descriptors = {
             key: opened.enter_context(file.open()).fileno() for key, file in files.items()
         }
-        nbytes = sum(part.end - part.begin for part in wanted)
-        cached = _cached_bytes(wanted, descriptors)
+        ranges = _without_repeats(wanted)
+        nbytes = sum(end - begin for _, begin, end in ranges)
+        cached = _cached_bytes([(descriptors[key], begin, end) for key, begin, end in ranges])
         residency = _residency(choice, cached == nbytes)
         ways = _ways(choice, nbytes, descriptors, cached)
         notes: list[str] = []
         for way in ways:
             try:
+                if way.path == "direct" and before_direct is not None:
+                    before_direct()
                 with _cache_as_it_was(wanted, descriptors, residency):
                     _bring_in_by(way.path, wanted, from_memory, destination, descriptors, choice)
             except PayloadError as error:
@@ -186,10 +193,12 @@ def _ways(
         direct = [_Way("direct", reason)] if choice.residency == "drop" else []
         return [*direct, _Way("positional", reason)]
     reason = f"{100 * cached // max(nbytes, 1)} % of it was in the page cache"
-    through_the_cache = [_Way("mapped", reason), _Way("positional", reason)]
-    if 2 * cached >= nbytes or choice.residency == "keep":
-        return through_the_cache
-    return [_Way("direct", reason), *through_the_cache]
+    positional = _Way("positional", reason)
+    if 2 * cached >= nbytes:
+        return [_Way("mapped", reason), positional]
+    if choice.residency == "keep":
+        return [positional]  # mapping what the disk has yet to bring is slower
+    return [_Way("direct", reason), positional]
 
 
 def _remote_name(descriptor: int) -> str | None:
@@ -200,13 +209,24 @@ def _remote_name(descriptor: int) -> str | None:
     return system.name if system.is_remote else None
 
 
-def _cached_bytes(wanted: Sequence[Wanted], descriptors: Mapping[int, int]) -> int | None:
+def _without_repeats(wanted: Sequence[Wanted]) -> list[tuple[int, int, int]]:
+    """(file's id, begin, end) of what is wanted, where what is wanted twice counts once."""
+    ranges: list[tuple[int, int, int]] = []
+    for key, begin, end in sorted((id(part.file), part.begin, part.end) for part in wanted):
+        if ranges and ranges[-1][0] == key:
+            begin = max(begin, ranges[-1][2])
+        if begin < end:
+            ranges.append((key, begin, end))
+    return ranges
+
+
+def _cached_bytes(ranges: Sequence[tuple[int, int, int]]) -> int | None:
+    """How many bytes of the ranges (descriptor, begin, end) are in the page cache."""
     cached = 0
-    for part in wanted:
-        descriptor = descriptors[id(part.file)]
-        counted = cached_bytes(descriptor, part.begin, part.end)
+    for descriptor, begin, end in ranges:
+        counted = cached_bytes(descriptor, begin, end)
         if counted is None:
-            counted = sampled_cached_bytes(descriptor, part.begin, part.end)
+            counted = sampled_cached_bytes(descriptor, begin, end)
         if counted is None:
             return None
         cached += counted
