@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import inspect
 import os
 import pickle
 import sys
@@ -977,6 +979,11 @@ CHANGED = """
             with open(shard, "r+b") as file:
                 file.seek(-100, os.SEEK_END)
                 file.write(b"z" * 100)
+        elif change == "rewritten, its time set back":
+            with open(shard, "r+b") as file:
+                file.seek(-100, os.SEEK_END)
+                file.write(b"z" * 100)
+            os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
         elif change == "touched":
             os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
         elif change == "removed":
@@ -1021,6 +1028,7 @@ CHANGES = [
     "made longer",
     "replaced",
     "rewritten",
+    "rewritten, its time set back",
     "touched",
     "removed",
     "made a directory",
@@ -1210,3 +1218,72 @@ def test_a_layer_that_lost_a_tensor_is_refused_by_its_full_story(
         bind_kda_weights(config, 1, checkpoint.layer(1))
     assert "self_attn.dt_bias" in str(caught.value)
     assert "layer 1" in str(caught.value)
+
+
+# --- interrupts and limits ------------------------------------------------------------------------
+
+
+def interrupted_at(events: int, step: Callable[[], None]) -> bool:
+    """Run `step`, and raise KeyboardInterrupt at the given event of the code that binds."""
+    seen = 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal seen
+        code = frame.f_code
+        name = os.path.basename(code.co_filename)
+        if name not in ("arena.py", "pages.py", "bind.py") or code.co_flags & inspect.CO_GENERATOR:
+            return None  # what is raised where a generator is closed is lost
+        if event in ("line", "return"):
+            seen += 1
+            if seen == events:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        step()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_ctrl_c_at_any_line_of_a_bind_leaves_the_slot_free(
+    config: KdaConfig, checkpoint: Checkpoint
+) -> None:
+    source = checkpoint.layer(0)
+    with PinnedArena(kda_slot_bytes(config), lock="off") as arena:
+
+        def bind() -> None:
+            bind_kda_weights(config, 0, source, into=arena, read="positional")
+
+        bind()
+        events = 1
+        while interrupted_at(events, bind):
+            assert arena.slots[0].state is SlotState.FREE, f"after event {events}"
+            events += 1
+    assert events > 100
+
+
+@linux_only
+def test_too_many_open_files_are_told_as_what_they_are(
+    run_python: RunPython, written: Written
+) -> None:
+    script = """
+        import json, os, resource, sys
+        from kda_stream import KdaConfig, KdaStreamError, bind_kda_weights, open_checkpoint
+        config = KdaConfig(24, 3, 5, 3)
+        with open_checkpoint(sys.argv[1]) as checkpoint:
+            source = checkpoint.layer(1)
+            bind_kda_weights(config, 1, source)[0].release()  # what is imported late opens files
+            used = len(os.listdir("/proc/self/fd")) - 1
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+            try:
+                bind_kda_weights(config, 1, source)
+            except KdaStreamError as error:
+                print(json.dumps([error.code.value, error.got]))
+    """
+    assert run_python(script, written.folder) == ["payload-open", os.strerror(errno.EMFILE)]

@@ -181,8 +181,9 @@ class Slot:
         """Free a claimed slot unlent, as after a load that failed; no effect on any other."""
         with self._shared.lock:
             if self._filling is not None:
-                if not self._filling.end():
-                    self._writers.append(self._filling)
+                self._filling.end()
+                writers = [*self._writers, self._filling]
+                self._writers = [writer for writer in writers if writer.in_use]
                 self._filling = None
                 self._shared.changed.notify_all()
 

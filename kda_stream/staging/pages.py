@@ -40,7 +40,7 @@ class LentMemory:
         self._kept = kept
         memory = memoryview(buffer)[begin:end]
         self._memory: memoryview | None = memory if writable else memory.toreadonly()
-        self._buffer_alive = weakref.ref(buffer)
+        self.buffer_alive = weakref.ref(buffer)
         self._views: list[weakref.ref[memoryview]] = []
         self._lock = threading.RLock()  # a destructor may come in between, and give back
 
@@ -94,7 +94,7 @@ class LentMemory:
     @property
     def in_use(self) -> bool:
         """Whether anything holds a buffer of these bytes; until `end`, this object does."""
-        return self._buffer_alive() is not None
+        return self.buffer_alive() is not None
 
 
 def _given_back() -> ClosedError:
@@ -105,8 +105,8 @@ def _given_back() -> ClosedError:
     )
 
 
-def _is_alive(view: weakref.ref[memoryview]) -> bool:
-    return view() is not None
+def _is_alive(thing: weakref.ref[Any]) -> bool:
+    return thing() is not None
 
 
 def _release(view: memoryview | None) -> None:
@@ -127,12 +127,12 @@ class Mapping:
         self._kept = kept
         unmap = partial(lib.kda_unmap, nbytes)
         self._owner: Any = ffi.gc(ffi.cast("unsigned char *", pointer), unmap)
-        self._lent: list[LentMemory] = []
+        self._buffers: list[weakref.ref[Any]] = []  # no more: what nobody has is not lent
 
     def lend(self, begin: int, end: int, *, writable: bool = False) -> LentMemory:
         """The bytes [begin, end), to be given back with `LentMemory.end`."""
         lent = LentMemory(self._owner, self.nbytes, begin, end, writable=writable, kept=self._kept)
-        self._lent = [*(other for other in self._lent if other.in_use), lent]
+        self._buffers = [*filter(_is_alive, self._buffers), lent.buffer_alive]
         return lent
 
     def close(self) -> bool:
@@ -141,7 +141,7 @@ class Mapping:
         Whether nothing uses them any more. They go with the last thing that does.
         """
         self._owner = None
-        return not any(lent.in_use for lent in self._lent)
+        return not any(map(_is_alive, self._buffers))
 
     def lock(self) -> int:
         """Lock the pages into memory as each is made, all or none; 0, or the errno of the refusal.
