@@ -112,7 +112,7 @@ class Slot:
         self._filling: LentMemory | None = None
         self._claimant: object = None
         self._was_lent = False
-        self._wants_huge_pages = False
+        self._is_prepared = False
         self._writers: list[LentMemory] = []  # ended, with arrays left that can still write
         self._lent: LentMemory | None = None
         self._lease: weakref.ref[Lease] | None = None
@@ -197,14 +197,16 @@ class Slot:
                 self.abandon()
 
     def prepare_for_direct_reads(self) -> None:
-        """Have the slot's memory be in huge pages where the kernel gives them; once, see `Mapping`.
+        """Have the slot's memory be in huge pages where the kernel gives them, see `Mapping`.
 
         Small pages that an earlier fill has made are put together.
         """
-        if not self._wants_huge_pages:
-            self._wants_huge_pages = True
-            mapping = self._shared.mapping
-            mapping.prefer_huge_pages(self._begin, self._begin + self.nbytes, made=self._was_lent)
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        self._shared.mapping.prefer_huge_pages()
+        if self._was_lent:
+            self._shared.mapping.collapse(self._begin, self._begin + self.nbytes)
 
     def _memory(self, *, writable: bool) -> LentMemory:
         end = self._begin + self.nbytes

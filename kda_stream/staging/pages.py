@@ -157,19 +157,21 @@ class Mapping:
         """Let the pages be swapped again."""
         extension()[1].munlock(self._owner, self.nbytes)
 
-    def prefer_huge_pages(self, begin: int, end: int, *, made: bool = False) -> None:
-        """Ask the kernel for huge pages in [begin, end); `made`: in place of small ones there.
+    def prefer_huge_pages(self) -> None:
+        """Ask the kernel for huge pages where none are made yet.
 
         A disk writes a direct read into few huge pages 2.7 times as fast as into a thousand small
         ones, as was measured; copies gain nothing, and where memory is fragmented, to make huge
         pages takes as long as the whole copy. Without effect where the kernel has none.
         """
         lib = extension()[1]
-        first = -(-begin // PAGE_BYTES) * PAGE_BYTES
-        pointer, nbytes = self._owner + first, end - first
-        lib.madvise(pointer, nbytes, lib.KDA_MADV_HUGEPAGE)
-        if made:
-            lib.madvise(pointer, nbytes, lib.KDA_MADV_COLLAPSE)
+        lib.madvise(self._owner, self.nbytes, lib.KDA_MADV_HUGEPAGE)
+
+    def collapse(self, begin: int, end: int) -> None:
+        """Put the small pages of [begin, end) together to huge ones (Linux 6.1)."""
+        lib = extension()[1]
+        first = begin // PAGE_BYTES * PAGE_BYTES
+        lib.madvise(self._owner + first, end - first, lib.KDA_MADV_COLLAPSE)
 
     def drop(self, begin: int, end: int) -> None:
         """Take the pages of [begin, end), as far as these reach, out of the process.

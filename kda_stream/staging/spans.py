@@ -128,7 +128,7 @@ class CopyPlan:
             if block_bytes:
                 each = self._bounce_bytes(block_bytes, int(ffi.cast("uintptr_t", target)))
                 bounce = map_anonymous(each * threads)
-                bounce.prefer_huge_pages(0, bounce.nbytes)
+                bounce.prefer_huge_pages()
                 means.block_bytes, means.bounce_bytes = block_bytes, bounce.nbytes
                 means.bounce = bounce.pointer
             if stop is not None:

@@ -263,7 +263,8 @@ def test_a_map_that_is_refused_gives_no_answer(tmp_path: Path) -> None:
 
 UNPRIVILEGED = """
 import json, os, sys
-from kda_stream.staging import residency
+from kda_stream.staging import native, residency
+native.extension()  # which may lie where nobody else may look
 descriptor = os.open(sys.argv[1], os.O_RDONLY)
 if os.getuid() == 0:
     os.setgroups([])
