@@ -23,6 +23,7 @@ from ..errors import (
 from ..limits import BELL_SECONDS, SLOTS_MAX
 from .pages import PAGE_BYTES, LentMemory, Mapping, lock_refusal, map_anonymous
 from .residency import lock_limit_bytes, memory_use
+from .room import are_huge_pages_at_hand
 
 LockPolicy = Literal["require", "prefer", "off"]
 LOCK_POLICIES: Final = ("require", "prefer", "off")
@@ -80,6 +81,8 @@ class _Memory:
             self.mapping.close()
             raise
         self._locked = self.report.locked
+        if are_huge_pages_at_hand(nbytes):
+            self.mapping.prefer_huge_pages()
 
     def require_open(self) -> None:
         if self.closed:
@@ -309,8 +312,8 @@ class Lease:
 class PinnedArena(Closing):
     """Anonymous memory for `slots` slots of `slot_bytes` bytes, page-locked, at page borders.
 
-    A slot's pages are made when it is first filled; huge ones for direct reads, where the kernel
-    gives them.
+    A slot's pages are made when it is first filled: huge ones where the kernel has them at hand,
+    and for direct reads where it can make them.
 
     `lock` is "require" (raise `MemoryRefusedError` when locking is refused), "prefer" (go on
     unlocked; `report.refusal` says why) or "off". The size is exact but for rounding each slot up

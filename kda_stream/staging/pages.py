@@ -147,8 +147,7 @@ class Mapping:
         """Lock the pages into memory as each is made, all or none; 0, or the errno of the refusal.
 
         All of them count against the limit at once. They are made by what is first copied there: by
-        the threads that copy, several at a time and beside the disk's work, which was measured to
-        be up to ten times as fast as to make them before.
+        the threads that copy, several at a time and beside the disk's work.
         """
         ffi, lib = extension()
         return 0 if lib.kda_lock_on_fault(self._owner, self.nbytes) == 0 else int(ffi.errno)
@@ -161,8 +160,8 @@ class Mapping:
         """Ask the kernel for huge pages where none are made yet.
 
         A disk writes a direct read into few huge pages 2.7 times as fast as into a thousand small
-        ones, as was measured; copies gain nothing, and where memory is fragmented, to make huge
-        pages takes as long as the whole copy. Without effect where the kernel has none.
+        ones, as was measured on a virtual disk; copies gain what a thousand faults cost. Without
+        effect where the kernel has none.
         """
         lib = extension()[1]
         lib.madvise(self._owner, self.nbytes, lib.KDA_MADV_HUGEPAGE)

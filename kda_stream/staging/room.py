@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ..limits import HUGE_PAGE_BYTES
+from .pages import PAGE_BYTES
+
 _NO_LIMIT_BYTES: Final = 2**60
 """From here on a limit is none: version 1 writes 2**63 less a page where no limit is set."""
 
@@ -198,3 +201,27 @@ def _steps(path: str) -> tuple[int, list[str]]:
     names = [name for name in path.split("/") if name]
     ups = next((at for at, name in enumerate(names) if name != ".."), len(names))
     return ups, names[ups:]
+
+
+def huge_pages_at_hand(text: str) -> int:
+    """How many huge pages the kernel has ready, from the text of /proc/buddyinfo.
+
+    That many can be had at once; for more it has to move what is in the way. A line has the number
+    of free blocks of 1, 2, 4, ... pages.
+    """
+    order = (HUGE_PAGE_BYTES // PAGE_BYTES).bit_length() - 1
+    found = 0
+    for line in text.splitlines():
+        _, _, counts = line.partition(" zone ")
+        blocks = [int(word) for word in counts.split()[1:] if word.isdecimal()]
+        found += sum(count << at for at, count in enumerate(blocks[order:]))
+    return found
+
+
+def are_huge_pages_at_hand(nbytes: int, path: str = "/proc/buddyinfo") -> bool:
+    """Whether the kernel has huge pages ready for `nbytes` bytes; False where it does not say."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return huge_pages_at_hand(file.read()) * HUGE_PAGE_BYTES >= nbytes
+    except OSError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import pytest
 
 from kda_stream.staging.room import (
     MemoryRoom,
+    are_huge_pages_at_hand,
     folders_of_group,
     groups_of_process,
+    huge_pages_at_hand,
     memory_mounts,
     memory_room,
 )
@@ -481,3 +484,30 @@ def test_a_process_in_a_real_namespace_sees_the_limit_through_its_own_mount(
         100 * MIB,
         str(mount_point / file),
     )
+
+
+# --- huge pages -----------------------------------------------------------------------------------
+
+BUDDYINFO = """\
+Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
+Node 0, zone    DMA32     78    125     93     61     42     26     19     15      8     15    738
+Node 1, zone   Normal   1588   3428   2012   2431   1133    392    228    621    583      2      0
+"""
+
+
+@pytest.mark.skipif(mmap.PAGESIZE != 4096, reason="the text is of a machine with 4 KiB pages")
+def test_huge_pages_at_hand_are_the_free_blocks_that_are_long_enough() -> None:
+    assert huge_pages_at_hand(BUDDYINFO) == (1 + 2 * 3) + (15 + 2 * 738) + 2
+    assert huge_pages_at_hand("") == 0
+    assert huge_pages_at_hand("Node 0, zone\nsomething else\nNode 0, zone Normal 1 2 x\n") == 0
+
+
+def test_huge_pages_are_at_hand_for_what_they_can_hold_and_not_for_a_byte_more(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "buddyinfo"
+    path.write_text(BUDDYINFO)
+    held = huge_pages_at_hand(BUDDYINFO) * 2 * 1024**2
+    assert are_huge_pages_at_hand(held, str(path))
+    assert not are_huge_pages_at_hand(held + 1, str(path))
+    assert not are_huge_pages_at_hand(1, str(tmp_path / "none"))
