@@ -136,7 +136,8 @@ def lay_out(
             if field.name not in plan.begins:
                 plan.place_apart(field, tensors, SLOT_ALIGNMENT_BYTES)
     else:
-        for field in sorted(fields, key=lambda field: _file_order(tensors[field.specs[0].name])):
+        firsts = {field.name: tensors[field.specs[0].name].place for field in fields}
+        for field in sorted(fields, key=lambda field: _file_order(firsts[field.name])):
             plan.place_apart(field, tensors, alignment)
     return Layout(plan.begins, tuple(_joined(plan.wanted)), tuple(plan.from_memory), plan.at)
 
@@ -150,8 +151,8 @@ class _Part:
     field: str | None
 
 
-def _file_order(tensor: RawTensor) -> tuple[str, int]:
-    return ("", 0) if tensor.place is None else (tensor.place.file.path, tensor.place.begin)
+def _file_order(place: Place | None) -> tuple[str, int]:
+    return ("", 0) if place is None else (place.file.path, place.begin)
 
 
 def _runs(fields: Iterable[Field], tensors: Mapping[str, RawTensor]) -> list[list[_Part]]:
@@ -164,7 +165,7 @@ def _runs(fields: Iterable[Field], tensors: Mapping[str, RawTensor]) -> list[lis
                 is_joined = len(field.specs) > 1
                 if is_joined or place.begin % (DTYPE_BITS[field.dtype.value] // 8) == 0:
                     parts.append(_Part(spec.name, place, None if is_joined else field.name))
-    parts.sort(key=lambda part: (part.place.file.path, part.place.begin))
+    parts.sort(key=lambda part: _file_order(part.place))
     runs: list[list[_Part]] = []
     for part in parts:
         before = runs[-1][-1].place if runs else None

@@ -150,7 +150,9 @@ def bring_in(
                 if way.path == "direct" and before_direct is not None:
                     before_direct()
                 with _cache_as_it_was(wanted, descriptors, residency):
-                    _bring_in_by(way.path, wanted, from_memory, destination, descriptors, choice)
+                    _bring_in_by(
+                        way.path, wanted, from_memory, destination, files, descriptors, choice
+                    )
             except PayloadError as error:
                 if way is ways[-1] or error.code not in _ANOTHER_WAY_HELPS:
                     raise
@@ -251,13 +253,13 @@ def _bring_in_by(
     wanted: Sequence[Wanted],
     from_memory: Sequence[Span],
     destination: memoryview,
+    files: Mapping[int, ReadableFile],
     descriptors: Mapping[int, int],
     choice: ReadChoice,
 ) -> None:
     with ExitStack() as opened:
         blocks = dict.fromkeys(descriptors, 0)
         if path == "direct":
-            files = {id(part.file): part.file for part in wanted}
             blocks = {key: _block_bytes(files[key], fd) for key, fd in descriptors.items()}
             descriptors = {
                 key: opened.enter_context(file.open(direct=True)).fileno()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
@@ -11,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from support.page_cache import cached_pages
 
 from kda_stream import open_checkpoint
 
@@ -92,19 +91,6 @@ def test_half_a_million_tensors_open_in_half_a_kibibyte_each(
 # The page cache ----------------------------------------------------------------------------------
 
 
-def resident_pages(path: Path) -> list[int]:
-    """The pages of the file that are in the page cache, without touching any."""
-    size = path.stat().st_size
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as region:
-        view = np.frombuffer(region, np.uint8)
-        flags = (ctypes.c_ubyte * ((size + PAGE - 1) // PAGE))()
-        libc = ctypes.CDLL(None, use_errno=True)
-        status = libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size), flags)
-        assert status == 0, os.strerror(ctypes.get_errno())
-        del view
-        return [number for number, flag in enumerate(flags) if flag & 1]
-
-
 def write_and_forget(path: Path, tensors: int) -> int:
     """Write a shard with 2 MiB of payload, put it on the disk and out of memory; the header's end.
 
@@ -132,12 +118,12 @@ def test_opening_leaves_the_headers_in_the_page_cache_and_nothing_else(
     begins = {file: write_and_forget(tmp_path / file, count) for file, count in counts.items()}
     places = {expert_name(n): file for file, count in counts.items() for n in range(count)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    if any(resident_pages(tmp_path / file) for file in counts):
+    if any(cached_pages(tmp_path / file) for file in counts):
         pytest.skip("the file system keeps its pages in memory")
     with open_checkpoint(tmp_path, verify=verify) as checkpoint:
         shards = [checkpoint.shards[file] for file in counts]
         for shard, (file, begin) in zip(shards, begins.items(), strict=True):
             assert shard.header.payload_begin == begin
-            pages = resident_pages(tmp_path / file)
-            assert pages == list(range(-(-begin // PAGE)))
+            pages = cached_pages(tmp_path / file)
+            assert pages == set(range(-(-begin // PAGE)))
             assert len(pages) * PAGE < 0.1 * MIB

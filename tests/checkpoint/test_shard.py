@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import shutil
@@ -26,6 +25,7 @@ from support.files import (
     write_shard,
     write_sparse_shard,
 )
+from support.page_cache import cached_pages
 
 from kda_stream import ClosedError, PathError, PayloadError, RawTensor, open_checkpoint
 from kda_stream.checkpoint.shard import open_shard
@@ -271,19 +271,6 @@ def test_opening_reads_little_more_than_the_headers(
     assert index.stat().st_size < read_bytes < 3 * 4096
 
 
-def resident_pages(path: Path) -> set[int]:
-    """The pages of the file that are in the page cache, without touching any."""
-    size = path.stat().st_size
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as region:
-        view = np.frombuffer(region, np.uint8)
-        flags = (ctypes.c_ubyte * ((size + PAGE - 1) // PAGE))()
-        libc = ctypes.CDLL(None, use_errno=True)
-        status = libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size), flags)
-        assert status == 0, os.strerror(ctypes.get_errno())
-        del view
-        return {number for number, flag in enumerate(flags) if flag & 1}
-
-
 @linux
 def test_opening_brings_no_page_of_payload_into_memory(tmp_path: Path) -> None:
     size = 8 << 20
@@ -291,13 +278,13 @@ def test_opening_brings_no_page_of_payload_into_memory(tmp_path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if resident_pages(path):
+    if cached_pages(path):
         pytest.skip("the file system keeps its pages in memory")
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.tensor("b").shape == (size,)
-        assert resident_pages(path) == {0}
+        assert cached_pages(path) == {0}
         last = checkpoint.tensor("b").data[-1]
-        assert path.stat().st_size // PAGE in resident_pages(path), last
+        assert path.stat().st_size // PAGE in cached_pages(path), last
 
 
 # Views -------------------------------------------------------------------------------------------

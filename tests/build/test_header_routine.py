@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,15 +13,6 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 SOURCES = ("kda_header.c", "selftest_header.c")
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wpedantic", "-Werror"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
-
-
-@pytest.fixture(scope="module")
-def compiler() -> str:
-    """The C compiler, as the build would find it."""
-    found = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
-    if found is None:
-        pytest.skip("there is no C compiler on this machine")
-    return found
 
 
 def run(*command: str | Path) -> str:
