@@ -11,19 +11,19 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import safetensors
 
-from .dtypes import DTYPE_BITS
-from .kda.classify import AttnBlockKind
-from .kda.config import KdaConfig
-from .kda.tensors import ATTENTION_PREFIX, KDA_TENSORS
+from ..dtypes import DTYPE_BITS
+from ..kda.classify import AttnBlockKind
+from ..kda.config import KdaConfig
+from ..kda.tensors import ATTENTION_PREFIX, KDA_TENSORS
 
-KDA, DSA = AttnBlockKind.KDA, AttnBlockKind.DSA
+KDA, DSA, UNKNOWN = AttnBlockKind.KDA, AttnBlockKind.DSA, AttnBlockKind.UNKNOWN
 
 GEOMETRY: Final = KdaConfig(hidden=64, heads=4, head_dim=16, conv_kernel=4)
 """The geometry that a checkpoint gets unless it is told another."""
@@ -44,6 +44,9 @@ FIELD_TENSORS: Final = {
     "o_proj": ("o_proj.weight",),
 }
 """Each field of `KdaWeights`: the stored tensors, under `self_attn.`, whose bytes it joins."""
+
+INDEX_NAME: Final = "model.safetensors.index.json"
+CONFIG_NAME: Final = "config.json"
 
 _BLOCK_BYTES: Final = 1024**2
 _FP8_BLOCK: Final = 128  # rows and columns of a weight that share one scale
@@ -187,12 +190,12 @@ def write_checkpoint(directory: str | os.PathLike[str], layout: Layout | None = 
         "metadata": {"total_size": sum(tensor.nbytes for tensor in layout.tensors())},
         "weight_map": {tensor.name: file for file, held in files.items() for tensor in held},
     }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    (folder / "config.json").write_text(json.dumps(layout.config_json(), indent=2) + "\n")
+    (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
+    (folder / CONFIG_NAME).write_text(json.dumps(layout.config_json(), indent=2) + "\n")
     return folder
 
 
-def write_shard(path: str | os.PathLike[str], tensors: tuple[StoredTensor, ...]) -> None:
+def write_shard(path: str | os.PathLike[str], tensors: Sequence[StoredTensor]) -> None:
     """Write one safetensors file that holds `tensors`, each filled with its `payload`."""
     data = {tensor.name: payload(tensor.name, 0, tensor.nbytes) for tensor in tensors}
     specs: dict[str, Any] = {

@@ -22,7 +22,7 @@ from kda_stream.testing import (
 )
 
 FACTS: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "fullscale" / "glm53_flash_fp8.json").read_text()
+    (Path(__file__).parents[1] / "fullscale" / "glm53_flash_fp8.json").read_text()
 )
 
 
