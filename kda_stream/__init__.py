@@ -44,12 +44,15 @@ if TYPE_CHECKING:
         HeaderError,
         InUseError,
         KdaStreamError,
+        ManifestError,
         MemoryRefusedError,
         NotBuiltError,
         NotFoundError,
         PathError,
         PathMissingError,
+        PayloadDigestError,
         PayloadError,
+        PayloadValueError,
         ShardIndexError,
         ShardsMissingError,
         SlotError,
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from .kda.source import KdaTensorSource, RawTensor
     from .kda.tensors import DSA_MARKERS, KDA_TENSORS, TensorSpec
     from .layout import kda_slot_bytes
+    from .payload import PayloadReport, check_payload
     from .staging.arena import Lease, LockReport, PinnedArena, Slot
     from .staging.reading import ReadReport
     from .staging.spans import CopyPlan, CopyStop, FileRange, Span
@@ -101,12 +105,15 @@ _HOMES = {
         "HeaderError",
         "InUseError",
         "KdaStreamError",
+        "ManifestError",
         "MemoryRefusedError",
         "NotBuiltError",
         "NotFoundError",
         "PathError",
         "PathMissingError",
+        "PayloadDigestError",
         "PayloadError",
+        "PayloadValueError",
         "ShardIndexError",
         "ShardsMissingError",
         "SlotError",
@@ -132,6 +139,10 @@ _HOMES = {
         "TensorSpec",
     ),
     "layout": ("kda_slot_bytes",),
+    "payload": (
+        "PayloadReport",
+        "check_payload",
+    ),
     "staging.arena": (
         "Lease",
         "LockReport",
@@ -185,13 +196,17 @@ __all__ = [
     "LayerSource",
     "Lease",
     "LockReport",
+    "ManifestError",
     "MemoryRefusedError",
     "NotBuiltError",
     "NotFoundError",
     "OpenReport",
     "PathError",
     "PathMissingError",
+    "PayloadDigestError",
     "PayloadError",
+    "PayloadReport",
+    "PayloadValueError",
     "PinnedArena",
     "ProblemKind",
     "RawTensor",
@@ -208,6 +223,7 @@ __all__ = [
     "TensorSpec",
     "bind_kda_weights",
     "check_kda_weights",
+    "check_payload",
     "classify_attn_block",
     "kda_slot_bytes",
     "open_checkpoint",

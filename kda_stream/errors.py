@@ -6,9 +6,9 @@ and what to do next. `code` names the kind of fault and stays the same from rele
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from .limits import LINE_CHARS_MAX, SHOWN_CHARS_MAX, SHOWN_ITEMS_MAX
 
@@ -21,6 +21,7 @@ class ErrorCode(str, Enum):
     PATH_DANGLING_LINK = "path-dangling-link"
     PATH_NOT_REGULAR = "path-not-regular"
     PATH_NOT_READABLE = "path-not-readable"
+    PATH_NOT_WRITABLE = "path-not-writable"
     FILE_TOO_LARGE = "file-too-large"
     FILE_CHANGED = "file-changed"
 
@@ -100,17 +101,45 @@ class ErrorCode(str, Enum):
     STREAM_NO_THREAD = "stream-no-thread"
     ARGUMENT = "argument"
 
+    # what the payload holds
+    PAYLOAD_DIGEST = "payload-digest"
+    PAYLOAD_NOT_FINITE = "payload-not-finite"
+    PAYLOAD_ZEROS = "payload-zeros"
+    MANIFEST_INVALID = "manifest-invalid"
+    MANIFEST_TENSORS = "manifest-tensors"
+
     # the build and the machine
     NOT_BUILT = "not-built"
     PLATFORM = "platform"
 
 
+# Python calls these printable, and nothing is seen of them: Unicode's Default_Ignorable_Code_Point.
+_UNSEEN: Final = "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
+_UNSEEN_RANGES: Final = (("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef"))
+
+
 def shown(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:
     """A name or value from a file, safe to print: escaped, on one line, and not too long."""
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else in_words(value, repr)
     if len(text) > chars_max:
         text = text[:chars_max] + "..."
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return "".join(c if _is_seen(c) else ascii(c)[1:-1] for c in text)
+
+
+def _is_seen(character: str) -> bool:
+    return (
+        character.isprintable()
+        and character not in _UNSEEN
+        and not any(first <= character <= last for first, last in _UNSEEN_RANGES)
+    )
+
+
+def in_words(value: object, to_text: Callable[[object], str] = str) -> str:
+    """`to_text(value)`, and for an int of more digits than Python prints, words that say so."""
+    try:
+        return to_text(value)
+    except ValueError:
+        return f"{type(value).__name__} with more digits than can be printed"
 
 
 def listed(items: Sequence[str]) -> str:
@@ -144,8 +173,8 @@ class KdaStreamError(Exception):
         self.what = what
         self.path = None if path is None else str(path)
         self.tensor = tensor
-        self.expected = None if expected is None else str(expected)
-        self.got = None if got is None else str(got)
+        self.expected = None if expected is None else in_words(expected)
+        self.got = None if got is None else in_words(got)
         self.hint = hint
 
     @property
@@ -232,6 +261,18 @@ class SpanError(KdaStreamError, ValueError):
 
 class PayloadError(KdaStreamError, OSError):
     """Payload that could not be brought in: cut short, changed, or the read failed."""
+
+
+class PayloadDigestError(KdaStreamError, ValueError):
+    """Bytes that are not those which a file's name or a manifest gives the sha256 of."""
+
+
+class PayloadValueError(KdaStreamError, ValueError):
+    """A KDA tensor that holds what no weights are: NaN, infinity, or nothing but zeros."""
+
+
+class ManifestError(KdaStreamError, ValueError):
+    """A manifest that is malformed, or whose tensors are not those of the checkpoint."""
 
 
 class MemoryRefusedError(KdaStreamError, MemoryError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from io import FileIO
 from typing import NoReturn
 
@@ -118,3 +119,38 @@ def read_small_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
             return read_range(file, 0, size)
         except OSError as error:
             refuse_path(name, error)
+
+
+def write_new_file(path: str, data: bytes) -> None:
+    """Write a file that is there whole or not at all; raises `PathError`."""
+    unfinished = f"{path}.{os.getpid()}.unfinished"
+    try:
+        with open(unfinished, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        refuse_writing(path, error.strerror)
+
+
+def require_writable_folder(path: str) -> None:
+    """Raise `PathError` when no file can be made beside `path`."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        refuse_writing(path, "there is no such folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        refuse_writing(path, os.strerror(errno.EACCES))
+
+
+def refuse_writing(path: str, reason: str | None) -> NoReturn:
+    """Raise the `PathError` for a file that cannot be written."""
+    raise PathError(
+        ErrorCode.PATH_NOT_WRITABLE,
+        "it cannot be written",
+        path=path,
+        got=reason,
+        hint="name a file in a folder that is there, with room, and that you may write to",
+    ) from None

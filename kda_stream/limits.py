@@ -13,6 +13,9 @@ INDEX_BYTES_MAX: Final = 512 * 1024**2
 CONFIG_BYTES_MAX: Final = 16 * 1024**2
 """The longest config.json read; real ones stay under 100 kB."""
 
+MANIFEST_BYTES_MAX: Final = 512 * 1024**2
+"""The longest manifest read. 497,220 tensors take about 85 MB."""
+
 INTEGER_MAX: Final = 2**64 - 1
 """The largest dimension, element count or offset: what the format's reference reader can hold."""
 
@@ -60,6 +63,12 @@ SLOTS_MAX: Final = 64
 
 READ_PIECE_BYTES: Final = 1024**2
 """How much of a header is read at once: a slow disk (20 MB/s) lets a signal be answered by then."""
+
+CHECK_PIECE_BYTES: Final = 16 * 1024**2
+"""How much payload is read and then looked at: long enough for the disk, short beside Ctrl-C."""
+
+CHECK_VALUES_MAX: Final = 128 * 1024
+"""How many values are looked at together, so that what is made of them stays in a cache."""
 
 PAUSE_NANOSECONDS: Final = 50_000_000
 """How long the C routine copies before it comes back so that a signal or a stop is answered."""

@@ -1,4 +1,4 @@
-"""How far a stream has come, on one line of stderr."""
+"""How far a long command has come, on one line of stderr."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import time
 from types import TracebackType
 from typing import Final
 
-from ..stream import KdaLayer, KdaLayerStream
-from .output import plural, size
-
 _INTERVAL_SECONDS: Final = 0.1
+_QUIET_SECONDS: Final = 30.0
 _COLUMNS_DEFAULT: Final = 80
 
 
 class Progress:
-    """Rewrites one line while the stream runs on a terminal; elsewhere writes it once, at the end.
+    """Rewrites one line on a terminal; elsewhere writes one now and then, and the last at the end.
 
     A context manager. Holds to what every terminal has: a carriage return and spaces.
     """
@@ -26,20 +24,18 @@ class Progress:
         self._on_terminal = self._stream is not None and self._stream.isatty()
         self._text = ""
         self._drawn_columns = 0
-        self._drawn_seconds = 0.0
+        self._drawn_seconds = 0.0 if self._on_terminal else time.monotonic()
 
-    def show(self, _: KdaLayer, stream: KdaLayerStream) -> None:
-        """Take note of how far the stream is, and draw it when it is time to."""
-        report = stream.report
-        rate = report.bytes / report.seconds if report.seconds else 0.0
-        self._text = (
-            f"{report.layers:,} of {plural(len(stream.layers), 'layer')}, "
-            f"{size(report.bytes)}, {size(rate)}/s"
-        )
+    def show(self, text: str) -> None:
+        """Take note of how far it is, and tell it when it is time to."""
+        self._text = text
         now = time.monotonic()
         if self._on_terminal and now - self._drawn_seconds >= _INTERVAL_SECONDS:
             self._drawn_seconds = now
             self._draw()
+        if not self._on_terminal and now - self._drawn_seconds >= _QUIET_SECONDS:
+            self._drawn_seconds = now
+            print(text, file=self._stream, flush=True)
 
     def _draw(self) -> None:
         text = self._text[: _terminal_columns() - 1]

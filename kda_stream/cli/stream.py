@@ -72,7 +72,7 @@ def _run(arguments: Namespace) -> Result:
     with Progress() as progress:
         return stream_path(
             arguments.path,
-            progress.show,
+            lambda _, stream: progress.show(_progress_text(stream)),
             layers=arguments.layers,
             slots=arguments.slots,
             lock=arguments.lock,
@@ -80,6 +80,15 @@ def _run(arguments: Namespace) -> Result:
             residency=arguments.residency,
             alignment=arguments.alignment,
         )
+
+
+def _progress_text(stream: KdaLayerStream) -> str:
+    report = stream.report
+    rate = report.bytes / report.seconds if report.seconds else 0.0
+    return (
+        f"{report.layers:,} of {plural(len(stream.layers), 'layer')}, "
+        f"{size(report.bytes)}, {size(rate)}/s"
+    )
 
 
 def stream_path(

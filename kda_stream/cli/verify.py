@@ -1,23 +1,29 @@
-"""`kda-stream verify`: is everything as the library needs it? From metadata alone."""
+"""`kda-stream verify`: is everything as the library needs it? Payload is read only when asked."""
 
 from __future__ import annotations
 
 import os
+import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from ..bind import check_kda_weights
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..errors import BindError, CheckpointError, ErrorCode, KdaStreamError, PathError
+from ..files import read_small_file, require_writable_folder, write_new_file
 from ..kda.check import BindProblem, ProblemKind
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig, hidden_layer_count
 from ..kda.tensors import KDA_TENSORS
+from ..limits import MANIFEST_BYTES_MAX
+from ..manifest import ManifestEntry, manifest_problems, manifest_text, parse_manifest
+from ..payload import PayloadReport, check_payload
 from ..stream import config_of, kda_layers
 from .arguments import Commands, Parser, add_command, add_path
 from .output import Exit, Result, note_rows, parts, path_line, plural, row, size, some
+from .progress import Progress
 from .survey import (
     LayerFacts,
     count_kinds,
@@ -36,33 +42,123 @@ class _Checked:
     kda: tuple[int, ...] = ()
     config: KdaConfig | None = None
     bound: int = 0
+    payload: PayloadReport | None = None
+    manifest: str | None = None
     problems: list[KdaStreamError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def add_parser(commands: Commands[Parser]) -> None:
     """Add `verify` to the subcommands."""
-    summary = "check headers, index, config and each KDA layer without reading weights"
-    add_path(add_command(commands, "verify", summary, example="GLM-5.3-Flash", run=_run))
+    summary = (
+        "check headers, index, config and each KDA layer; weights are read only with --payload"
+    )
+    parser = add_command(commands, "verify", summary, example="GLM-5.3-Flash", run=_run)
+    add_path(parser)
+    parser.add_argument(
+        "--payload",
+        action="store_true",
+        help="read all payload once: files named by their sha256 must have it, KDA tensors must "
+        "hold no NaN and no infinity, nor zeros alone",
+    )
+    parser.add_argument(
+        "--manifest",
+        metavar="FILE",
+        help="with --payload: compare each tensor's sha256 with FILE, or write them to it when "
+        "it is not there yet",
+    )
 
 
 def _run(arguments: Namespace) -> Result:
-    return verify_path(arguments.path)
+    with Progress() as progress:
+        return verify_path(
+            arguments.path,
+            payload=arguments.payload or arguments.manifest is not None,
+            manifest=arguments.manifest,
+            watch=progress.show,
+        )
 
 
-def verify_path(path: str) -> Result:
+def verify_path(
+    path: str,
+    *,
+    payload: bool = False,
+    manifest: str | None = None,
+    watch: Callable[[str], None] | None = None,
+) -> Result:
     """Check headers, index, config and the bind of each KDA layer; never raises for a bad file.
+
+    With `payload` also all bytes, and with `manifest` against that file, which is written where it
+    is not there; `watch` is told how far that is. Raises `PathError` and `ManifestError` for a
+    manifest that cannot be read or written.
 
     The facts: `path`, `sound`, and, once headers and index hold, `shards` (how many), `tensors`,
     `tensor_bytes`, `layers` (how many of each kind), `geometry`, `kda_layers_bound` (how many would
-    bind) and `notes`. Every problem is in the result.
+    bind), `payload` (null, or `bytes`, `seconds`, `bytes_per_second`, `files_named_by_digest`,
+    `kda_tensors`, `manifest`, which is null, "written", "not written" or "compared") and `notes`.
+    Every problem is in the result.
     """
+    listed = None if manifest is None else _read_manifest(manifest)
     try:
         checkpoint = open_checkpoint(path)
     except KdaStreamError as error:
         return _not_opened(path, parts(error))
     with checkpoint:
-        return _told(checkpoint, _check(checkpoint))
+        checked = _check(checkpoint)
+        if payload:
+            _check_payload(checkpoint, checked, manifest, listed, watch)
+        return _told(checkpoint, checked)
+
+
+def _read_manifest(path: str) -> dict[str, ManifestEntry] | None:
+    """What the manifest lists; None where it is yet to be written."""
+    if os.path.lexists(path):
+        return parse_manifest(read_small_file(path, MANIFEST_BYTES_MAX), path=path)
+    require_writable_folder(path)
+    return None
+
+
+def _check_payload(
+    checkpoint: Checkpoint,
+    checked: _Checked,
+    manifest: str | None,
+    listed: dict[str, ManifestEntry] | None,
+    watch: Callable[[str], None] | None,
+) -> None:
+    began_seconds = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        if watch is not None:
+            watch(_progress_text(done, total, time.monotonic() - began_seconds))
+
+    report = check_payload(checkpoint, digests=manifest is not None, progress=progress)
+    checked.payload = report
+    checked.problems += report.problems
+    if manifest is None:
+        return
+    if listed is not None:
+        checked.manifest = "compared"
+        shards = {name: checkpoint.shard_of(name).path for name in checkpoint}
+        checked.problems += manifest_problems(listed, report.tensors, shards, manifest)
+    elif any(problem.code not in _ABOUT_VALUES for problem in report.problems):
+        checked.manifest = "not written"
+        checked.notes.append("no manifest was written: not all payload is what it must be")
+    else:
+        checked.manifest = "written"
+        write_new_file(manifest, manifest_text(report.tensors).encode())
+        checked.notes.append(
+            f"the manifest was not there, so nothing was compared with it: the digests of "
+            f"{plural(len(report.tensors), 'tensor')} were written to {path_line(manifest)}"
+        )
+
+
+_ABOUT_VALUES: Final = (ErrorCode.PAYLOAD_NOT_FINITE, ErrorCode.PAYLOAD_ZEROS)
+
+
+def _progress_text(done: int, total: int, seconds: float) -> str:
+    rate = done / seconds if seconds else 0.0
+    left = f", {(total - done) / rate:.0f} s left" if rate else ""
+    return f"{size(done)} of {size(total)}, {size(rate)}/s{left}"
 
 
 def _not_opened(path: str, problems: Sequence[KdaStreamError]) -> Result:
@@ -182,6 +278,7 @@ def _told(checkpoint: Checkpoint, checked: _Checked) -> Result:
         ),
         *row("geometry", "not known" if config is None else geometry_text(config)),
         *row("bind", bound),
+        *_payload_rows(checked),
         *note_rows(checked.notes),
     ]
     found = plural(len(problems), "problem") if problems else "no problem"
@@ -195,6 +292,38 @@ def _told(checkpoint: Checkpoint, checked: _Checked) -> Result:
         "layers": counts,
         "geometry": geometry_json(config),
         "kda_layers_bound": checked.bound,
+        "payload": _payload_json(checked),
         "notes": checked.notes,
     }
     return Result(Exit.FINDING if problems else Exit.DONE, facts, lines, problems, verdict)
+
+
+def _payload_rows(checked: _Checked) -> list[str]:
+    report = checked.payload
+    if report is None:
+        return []
+    compared = "" if checked.manifest is None else f"; manifest {checked.manifest}"
+    return row(
+        "payload",
+        f"{size(report.bytes)} read in {report.seconds:.1f} s, {size(_rate(report))}/s; "
+        f"{plural(report.files_named_by_digest, 'file')} compared with the sha256 in their names; "
+        f"values of {plural(report.kda_tensors, 'KDA tensor')} looked at{compared}",
+    )
+
+
+def _payload_json(checked: _Checked) -> dict[str, Any] | None:
+    report = checked.payload
+    if report is None:
+        return None
+    return {
+        "bytes": report.bytes,
+        "seconds": report.seconds,
+        "bytes_per_second": _rate(report),
+        "files_named_by_digest": report.files_named_by_digest,
+        "kda_tensors": report.kda_tensors,
+        "manifest": checked.manifest,
+    }
+
+
+def _rate(report: PayloadReport) -> float:
+    return report.bytes / report.seconds if report.seconds else 0.0

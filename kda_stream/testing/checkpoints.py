@@ -49,6 +49,7 @@ INDEX_NAME: Final = "model.safetensors.index.json"
 CONFIG_NAME: Final = "config.json"
 
 _BLOCK_BYTES: Final = 1024**2
+_FINITE: Final = bytes(byte & 0b1011_1111 for byte in range(256))  # a bit of each exponent
 _FP8_BLOCK: Final = 128  # rows and columns of a weight that share one scale
 _SERIALIZER_DTYPES: Final = {"BF16": "bfloat16", "F32": "float32", "F8_E4M3": "float8_e4m3fn"}
 
@@ -146,7 +147,8 @@ class Layout:
 def payload(name: str, start: int, length: int) -> bytes:
     """Bytes [start, start + length) of what `write_checkpoint` stores as the tensor `name`.
 
-    An endless stream for each name, read from anywhere; only the hash of the name goes into it.
+    An endless stream for each name, read from anywhere; only the hash of the name goes into it. As
+    BF16 or F32 it holds neither NaN nor infinity.
     """
     end = start + length
     first = start // _BLOCK_BYTES * _BLOCK_BYTES
@@ -159,7 +161,9 @@ def payload(name: str, start: int, length: int) -> bytes:
 
 def _block(name: str, begin: int, length: int) -> bytes:
     key = hashlib.blake2b(f"{name}#{begin // _BLOCK_BYTES}".encode(), digest_size=32).digest()
-    return hashlib.shake_128(key).digest(length)
+    block = bytearray(hashlib.shake_128(key).digest(length))
+    block[1::2] = block[1::2].translate(_FINITE)
+    return bytes(block)
 
 
 def bound_payload(layout: Layout, layer: int) -> dict[str, bytes]:

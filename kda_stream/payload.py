@@ -1,0 +1,324 @@
+"""What the payload holds: all of it read once, its digests, and the values of KDA tensors."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from .checkpoint.checkpoint import Checkpoint
+from .checkpoint.layer import find_layers
+from .checkpoint.shard import Shard
+from .dtypes import DTYPE_BITS, KdaDtype
+from .errors import (
+    CheckpointError,
+    ClosedError,
+    ErrorCode,
+    KdaStreamError,
+    PayloadDigestError,
+    PayloadError,
+    PayloadValueError,
+)
+from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
+from .kda.tensors import KDA_TENSORS
+from .limits import BELL_SECONDS, CHECK_PIECE_BYTES, CHECK_VALUES_MAX, LAYOUT_BYTES
+from .manifest import SHA256_HEX, ManifestEntry
+from .staging.arena import PinnedArena, Slot
+from .staging.reading import ReadChoice, Wanted, bring_in, copy_threads
+from .staging.spans import CopyStop
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadReport:
+    """What a pass over all payload has found.
+
+    `bytes` were read in `seconds`. `files_named_by_digest` is how many shards lie under a name that
+    is their sha256, as in a hub's cache, and were checked against it; `kda_tensors` how many KDA
+    tensors were searched for NaN, infinity and nothing but zeros. `tensors` has each tensor with
+    its digest, where these were asked for; those of a shard that could not be read are missing.
+    `problems` are `PayloadError`, `PayloadDigestError` and `PayloadValueError`, in the order of the
+    shards.
+    """
+
+    bytes: int
+    seconds: float
+    files_named_by_digest: int
+    kda_tensors: int
+    tensors: Mapping[str, ManifestEntry] = field(repr=False)
+    problems: tuple[KdaStreamError, ...]
+
+
+def check_payload(
+    checkpoint: Checkpoint, *, digests: bool = False, progress: Progress | None = None
+) -> PayloadReport:
+    """Read every byte of a checkpoint once, and check what can be known of it.
+
+    A shard under a name that is a sha256 (a link into a hub's cache leads to one) must have that
+    digest. A KDA tensor must hold no NaN, no infinity, and something else than zeros; it is looked
+    at as it is stored, BF16 or F32, and left out in any other dtype. With `digests` the sha256 of
+    each tensor's bytes is in the report.
+
+    Several shards are read at once, one a core and at most four, each through 16 MiB of memory, and
+    the page cache is left as it was. `progress` is called now and then with the bytes that were
+    read so far and all there are, in the caller's thread.
+
+    What is wrong with the payload is in the report's `problems`, and the pass goes on. Raises
+    `ClosedError` when the checkpoint is closed, `MemoryRefusedError`, and under `verify="needed"`
+    what checking a shard raises.
+    """
+    began_seconds = time.monotonic()
+    shards = list(checkpoint.shards.values())
+    total = sum(shard.identity.file_bytes for shard in shards)
+    kda_names, ignored = _kda_names(checkpoint), frozenset(checkpoint.report.unlisted)
+    threads = min(copy_threads(), len(shards))
+    done, read, stop = 0, SimpleQueue[int](), CopyStop()
+    with (
+        PinnedArena(CHECK_PIECE_BYTES + LAYOUT_BYTES, slots=threads, lock="off") as arena,
+        ThreadPoolExecutor(threads, thread_name_prefix="kda_stream payload") as pool,
+    ):
+        work = _Work(kda_names, ignored, digests, arena, read, stop)
+        try:
+            looks = [pool.submit(_check_shard, work, shard) for shard in shards]
+            for look in looks:
+                look.add_done_callback(lambda _: read.put(0))  # wakes the loop below
+            while not (all(look.done() for look in looks) and read.empty()):
+                with suppress(Empty):
+                    done += read.get(timeout=BELL_SECONDS)
+                if progress is not None:
+                    progress(done, total)
+            found = [look.result() for look in looks]
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return PayloadReport(
+        bytes=done,
+        seconds=time.monotonic() - began_seconds,
+        files_named_by_digest=sum(one.is_named_by_digest for one in found),
+        kda_tensors=sum(one.kda_tensors for one in found),
+        tensors={name: entry for one in found for name, entry in one.tensors.items()},
+        problems=tuple(problem for one in found for problem in one.problems),
+    )
+
+
+def _kda_names(checkpoint: Checkpoint) -> frozenset[str]:
+    """The full names of the tensors that are, or ought to be, of a KDA block."""
+    try:
+        layers = find_layers(checkpoint, path=checkpoint.path)
+    except CheckpointError:  # no decoder
+        return frozenset()
+    specs = [spec.name for spec in KDA_TENSORS]
+    found: list[str] = []
+    for number, full_names in layers.by_number.items():
+        prefix = f"{layers.prefix}{number}."
+        names = {name.removeprefix(prefix) for name in full_names}
+        if classify_attn_block(names) is AttnBlockKind.KDA or is_broken_kda_block(names):
+            found += (prefix + name for name in specs if name in names)
+    return frozenset(found)
+
+
+# One shard ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What all shards of a pass share."""
+
+    kda_names: frozenset[str]
+    ignored: frozenset[tuple[str, str]]
+    digests: bool
+    arena: PinnedArena
+    read: SimpleQueue[int]
+    stop: CopyStop
+
+
+@dataclass(slots=True)
+class _Found:
+    """What one shard holds."""
+
+    is_named_by_digest: bool = False
+    kda_tensors: int = 0
+    tensors: dict[str, ManifestEntry] = field(default_factory=dict)
+    problems: list[KdaStreamError] = field(default_factory=list)
+
+
+def _check_shard(work: _Work, shard: Shard) -> _Found:
+    found = _Found()
+    claimant = object()
+    slot = work.arena.claim(claimant=claimant)
+    try:
+        _read_shard(work, shard, slot, found)
+    except PayloadError as error:
+        found.problems.append(error)
+    finally:
+        work.arena.abandon_claim(claimant)
+    return found
+
+
+def _read_shard(work: _Work, shard: Shard, slot: Slot, found: _Found) -> None:
+    """Bring the file in, piece after piece, and hand each piece to whoever looks at it."""
+    expected = os.path.basename(os.path.realpath(shard.path))
+    of_file = sha256() if SHA256_HEX.fullmatch(expected) else None
+    choice = ReadChoice(residency="drop", stop=work.stop)
+    memory = slot.memory()
+    tensor: _Tensor | None = None
+    for parts in _pieces(shard):
+        begin, end = parts[0].begin, parts[-1].end
+        at = begin % LAYOUT_BYTES
+        starts = tuple((part.begin - begin, part.name or "") for part in parts)
+        wanted = [Wanted(shard, begin, end, at, starts)] if begin < end else []
+        bring_in(wanted, [], memory, choice, before_direct=slot.prepare_for_direct_reads)
+        if of_file is not None:
+            of_file.update(memory[at : at + end - begin])
+        for part in parts:
+            if part.name is None:
+                continue
+            if tensor is None:
+                tensor = _Tensor(work, shard, part.name)
+            tensor.take(memory[at + part.begin - begin : at + part.end - begin])
+            if part.is_last:
+                tensor.finish(found)
+                tensor = None
+        work.read.put(end - begin)
+        if work.stop.is_set:
+            raise ClosedError(ErrorCode.STREAM_STOPPED, "the pass over the payload was stopped")
+    shard.check_unchanged()
+    if of_file is not None:
+        found.is_named_by_digest = True
+        if of_file.hexdigest() != expected:
+            found.problems.insert(0, _wrong_file(shard, expected, of_file.hexdigest()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes [begin, end) of a file: of a tensor, or of the header, which has no name."""
+
+    name: str | None
+    begin: int
+    end: int
+    is_last: bool
+
+
+def _pieces(shard: Shard) -> Iterator[list[_Part]]:
+    """All of a file in pieces of at most `CHECK_PIECE_BYTES`, cut at the borders of tensors.
+
+    One that is longer is cut at multiples of that from its start, and so between two values.
+    """
+    piece: list[_Part] = []
+    for part in _parts(shard):
+        if piece and part.end - piece[0].begin > CHECK_PIECE_BYTES:
+            yield piece
+            piece = []
+        piece.append(part)
+    if piece:
+        yield piece
+
+
+def _parts(shard: Shard) -> Iterator[_Part]:
+    header = shard.header
+    rows = sorted((header.begins[n], header.ends[n], name) for name, n in header.numbers.items())
+    start = header.payload_begin
+    spans: list[tuple[int, int, str | None]] = [(0, start, None)]
+    spans += ((start + begin, start + end, name) for begin, end, name in rows)
+    for begin, end, name in spans:
+        while end - begin > CHECK_PIECE_BYTES:
+            yield _Part(name, begin, begin + CHECK_PIECE_BYTES, False)
+            begin += CHECK_PIECE_BYTES
+        yield _Part(name, begin, end, True)
+
+
+def _wrong_file(shard: Shard, expected: str, got: str) -> PayloadDigestError:
+    return PayloadDigestError(
+        ErrorCode.PAYLOAD_DIGEST,
+        "the file's bytes are not those that its name gives the sha256 of",
+        path=shard.path,
+        expected=f"sha256 {expected}",
+        got=f"sha256 {got}",
+        hint="the file in the cache is damaged or was changed: delete it and fetch it again",
+    )
+
+
+# One tensor --------------------------------------------------------------------------------------
+
+
+class _Tensor:
+    """One tensor of a shard, as its bytes come by."""
+
+    def __init__(self, work: _Work, shard: Shard, name: str) -> None:
+        self._info = shard.header.info(name)
+        self._path = shard.path
+        self._name = name
+        is_ignored = (name, shard.file_name) in work.ignored
+        self._digest = sha256() if work.digests and not is_ignored else None
+        is_kda = name in work.kda_names and not is_ignored and self._info.nbytes > 0
+        self._values = (
+            _Values(self._info.dtype) if is_kda and self._info.dtype in _MAGNITUDES else None
+        )
+
+    def take(self, memory: memoryview) -> None:
+        """Look at the next bytes of it."""
+        if self._digest is not None:
+            self._digest.update(memory)
+        if self._values is not None:
+            self._values.take(memory)
+
+    def finish(self, found: _Found) -> None:
+        """Note what was seen, when all bytes have come by."""
+        if self._digest is not None:
+            info = self._info
+            entry = ManifestEntry(info.dtype, info.shape, self._digest.hexdigest())
+            found.tensors[self._name] = entry
+        if self._values is not None:
+            found.kda_tensors += 1
+            if self._values.not_finite:
+                found.problems.append(self._values_error(self._values.not_finite))
+            elif self._values.all_zero:
+                found.problems.append(self._values_error(0))
+
+    def _values_error(self, not_finite: int) -> PayloadValueError:
+        count = self._info.nbytes * 8 // DTYPE_BITS[self._info.dtype]
+        return PayloadValueError(
+            ErrorCode.PAYLOAD_NOT_FINITE if not_finite else ErrorCode.PAYLOAD_ZEROS,
+            "the tensor holds NaN or infinity" if not_finite else "the tensor holds only zeros",
+            path=self._path,
+            tensor=self._name,
+            expected="finite weights" if not_finite else "weights that are not all zero",
+            got=f"{not_finite or count} such values among {count}",
+            hint="no model computes with it: the checkpoint was saved too early or is damaged",
+        )
+
+
+# Of a value's bits: those without the sign, and the first that is infinity; NaN is beyond it.
+_MAGNITUDES: Final[Mapping[str, tuple[str, int, int]]] = {
+    KdaDtype.BF16.value: ("<u2", 0x7FFF, 0x7F80),
+    KdaDtype.F32.value: ("<u4", 0x7FFF_FFFF, 0x7F80_0000),
+}
+
+
+class _Values:
+    """How many of a tensor's values are not finite, and whether all of them are zero."""
+
+    def __init__(self, dtype: str) -> None:
+        import numpy  # only here: the command starts without it
+
+        self._numpy = numpy
+        self._bits, self._mask, self._infinity = _MAGNITUDES[dtype]
+        self.not_finite = 0
+        self.all_zero = True
+
+    def take(self, memory: memoryview) -> None:
+        values = self._numpy.frombuffer(memory, self._bits)
+        for begin in range(0, len(values), CHECK_VALUES_MAX):
+            magnitudes = values[begin : begin + CHECK_VALUES_MAX] & self._mask
+            largest = magnitudes.max()
+            self.all_zero &= largest == 0
+            if largest >= self._infinity:
+                self.not_finite += int((magnitudes >= self._infinity).sum())

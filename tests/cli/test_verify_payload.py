@@ -1,0 +1,124 @@
+"""`kda-stream verify --payload` and `--manifest`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cli.running import SHARDS, Run
+
+from kda_stream.testing import Layout
+
+TENSORS = len(Layout().tensors())
+
+
+def damage(path: Path) -> None:
+    """Change the last byte of a file by one bit that no exponent has."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_payload_is_read_only_when_it_is_asked_for(run: Run, small: Path) -> None:
+    assert run("verify", small, "--json").json["payload"] is None
+    found = run("verify", small, "--payload", "--json").json
+    assert found["sound"] is True
+    assert found["payload"]["bytes"] == sum(p.stat().st_size for p in small.glob("*.safetensors"))
+    assert found["payload"]["kda_tensors"] == 90
+    assert found["payload"]["manifest"] is None
+
+
+def test_the_pass_is_told_in_a_line_and_how_far_it_came_on_stderr(run: Run, small: Path) -> None:
+    ran = run("verify", small, "--payload")
+    assert ran.status == 0
+    assert "values of 90 KDA tensors looked at" in ran.stdout
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("814.364 kB of 814.364 kB")
+
+
+def test_a_manifest_is_written_where_there_is_none_and_then_compared(
+    run: Run, copied: Path, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "sums.json"
+    wrote = run("verify", copied, "--manifest", manifest, "--json")
+    assert (wrote.status, wrote.json["payload"]["manifest"]) == (0, "written")
+    assert any("nothing was compared" in note for note in wrote.json["notes"])
+    assert len(json.loads(manifest.read_text())["tensors"]) == TENSORS
+    assert sorted(os.listdir(tmp_path)) == ["copied", "sums.json"]
+    compared = run("verify", copied, "--payload", "--manifest", manifest, "--json")
+    assert (compared.status, compared.json["payload"]["manifest"]) == (0, "compared")
+    damage(copied / SHARDS[1])
+    found = run("verify", copied, "--manifest", manifest, "--json")
+    assert found.status == 1
+    (problem,) = found.json["problems"]
+    assert problem["code"] == "payload-digest"
+    assert problem["path"] == str(copied / SHARDS[1])
+    assert problem["tensor"].startswith("model.")
+
+
+def test_a_manifest_of_another_checkpoint_is_a_finding(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "sums.json"
+    assert run("verify", small / SHARDS[0], "--manifest", manifest).status == 1  # not every layer
+    ran = run("verify", small, "--manifest", manifest, "--json")
+    assert {problem["code"] for problem in ran.json["problems"]} == {"manifest-tensors"}
+
+
+def test_what_is_no_manifest_is_refused_before_payload_is_read(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    for text in ("", "{}", "no JSON"):
+        (tmp_path / "sums.json").write_text(text)
+        ran = run("verify", small, "--manifest", tmp_path / "sums.json", "--json")
+        assert ran.status == 3
+        (problem,) = ran.json["problems"]
+        assert problem["code"] == "manifest-invalid"
+        assert "payload" not in ran.json
+
+
+@pytest.mark.parametrize("where", ["no-such-folder/sums.json", "file/sums.json"])
+def test_a_manifest_that_cannot_be_written_is_refused_before_payload_is_read(
+    run: Run, small: Path, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    ran = run("verify", small, "--manifest", tmp_path / where, "--json")
+    assert ran.status == 3
+    (problem,) = ran.json["problems"]
+    assert problem["code"] == "path-not-writable"
+    assert "payload" not in ran.json
+
+
+def test_a_full_disk_leaves_no_half_of_a_manifest(run: Run, small: Path, tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    ran = run("verify", small, "--manifest", tmp_path / "sums.json", "--json", before=limit)
+    assert ran.status == 3
+    assert ran.json["problems"][0]["code"] == "path-not-writable"
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_manifest_is_written_of_payload_that_is_not_what_its_name_says(
+    run: Run, copied: Path, tmp_path: Path
+) -> None:
+    shard = copied / SHARDS[0]
+    blob = copied / ("0" * 64)
+    shard.rename(blob)
+    shard.symlink_to(blob.name)
+    ran = run("verify", copied, "--manifest", tmp_path / "sums.json", "--json")
+    assert ran.status == 1
+    assert ran.json["payload"]["files_named_by_digest"] == 1
+    assert ran.json["payload"]["manifest"] == "not written"
+    assert [problem["code"] for problem in ran.json["problems"]] == ["payload-digest"]
+    assert not (tmp_path / "sums.json").exists()
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_not_read(
+    run: Run, copied: Path, tmp_path: Path
+) -> None:
+    (copied / SHARDS[2]).unlink()
+    ran = run("verify", copied, "--manifest", tmp_path / "sums.json", "--json")
+    assert ran.status == 1
+    assert "payload" not in ran.json
+    assert not (tmp_path / "sums.json").exists()
