@@ -25,6 +25,8 @@ RunPython = Callable[..., Any]
 
 # A process that was started in the background, as this one may have been, ignores SIGINT.
 SIGINT_RAISES = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+# There too, but for what Python 3.12 says of a fork beside threads: some scripts are about that.
+WARNINGS_ARE_ERRORS = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +66,7 @@ def run_python(tmp_path: Path) -> RunPython:
         done = subprocess.run(
             [
                 sys.executable,
+                *WARNINGS_ARE_ERRORS,
                 *flags,
                 "-c",
                 SIGINT_RAISES + textwrap.dedent(script),
@@ -90,7 +93,13 @@ def interrupt_python(tmp_path: Path) -> RunPython:
 
     def run(script: str, *arguments: object, after: float = 0.25, seconds: float = 60) -> Any:
         with subprocess.Popen(
-            [sys.executable, "-c", SIGINT_RAISES + textwrap.dedent(script), *map(str, arguments)],
+            [
+                sys.executable,
+                *WARNINGS_ARE_ERRORS,
+                "-c",
+                SIGINT_RAISES + textwrap.dedent(script),
+                *map(str, arguments),
+            ],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
