@@ -11,8 +11,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -51,7 +51,19 @@ CONFIG_NAME: Final = "config.json"
 _BLOCK_BYTES: Final = 1024**2
 _FINITE: Final = bytes(byte & 0b1011_1111 for byte in range(256))  # a bit of each exponent
 _FP8_BLOCK: Final = 128  # rows and columns of a weight that share one scale
-_SERIALIZER_DTYPES: Final = {"BF16": "bfloat16", "F32": "float32", "F8_E4M3": "float8_e4m3fn"}
+_SERIALIZER_DTYPES: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "F32": "float32",
+    "I64": "int64",
+    "F64": "float64",
+}
 
 
 class StoredTensor(NamedTuple):
@@ -73,7 +85,9 @@ class Layout:
 
     `kinds` are its decoder layers (an UNKNOWN one gets no attention tensors), followed by `mtp`
     DSA-shaped MTP layers; the first `dense` layers have a dense MLP, the others `experts` experts
-    of width `mlp`. The tensors are dealt to `shards` files of about equal size.
+    of width `mlp`. `dtypes` are those KDA tensors that are stored otherwise than by the contract,
+    such as `{"q_conv1d.weight": "F32"}`. The tensors are dealt to `shards` files of about equal
+    size.
     """
 
     prefix: str = "model.language_model.layers."
@@ -85,6 +99,7 @@ class Layout:
     mlp: int = 32
     vocabulary: int = 256
     shards: int = 3
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kda_layers(self) -> tuple[int, ...]:
@@ -174,8 +189,8 @@ def bound_payload(layout: Layout, layer: int) -> dict[str, bytes]:
         for spec in KDA_TENSORS
     }
     return {
-        field: b"".join(payload(prefix + leaf, 0, sizes[leaf]) for leaf in leaves)
-        for field, leaves in FIELD_TENSORS.items()
+        name: b"".join(payload(prefix + leaf, 0, sizes[leaf]) for leaf in leaves)
+        for name, leaves in FIELD_TENSORS.items()
     }
 
 
@@ -245,7 +260,9 @@ def _layer_rows(layout: Layout, number: int) -> Iterator[StoredTensor]:
     kind = DSA if is_mtp else layout.kinds[number]
     if kind is KDA:
         for spec in KDA_TENSORS:
-            yield StoredTensor(spec.name, spec.dtype.value, spec.expected_shape(layout.config))
+            leaf = spec.name.removeprefix(ATTENTION_PREFIX)
+            dtype = layout.dtypes.get(leaf, spec.dtype.value)
+            yield StoredTensor(spec.name, dtype, spec.expected_shape(layout.config))
     elif kind is DSA:
         yield from _dsa_rows(layout.config)
     if number < layout.dense:

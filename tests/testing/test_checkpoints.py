@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import safetensors
 
-from kda_stream import KdaConfig, bind_kda_weights, open_checkpoint
+from kda_stream import BindError, KdaConfig, bind_kda_weights, open_checkpoint
 from kda_stream.testing import (
     DSA,
     FIELD_TENSORS,
@@ -144,6 +145,28 @@ def test_another_layout_is_written_as_asked(tmp_path: Path) -> None:
         weights, _ = bind_kda_weights(layout.config, 1, checkpoint.layer(1))
         assert bytes(weights.conv.data) == bound_payload(layout, 1)["conv"]
         weights.release()
+
+
+def test_kda_tensors_are_written_in_the_dtypes_that_are_asked_for(tmp_path: Path) -> None:
+    conv = ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")
+    layout = Layout(dtypes={**dict.fromkeys(conv, "F32"), "A_log": "BF16"})
+    with open_checkpoint(write_checkpoint(tmp_path, layout)) as checkpoint:
+        with pytest.raises(BindError) as refused:
+            bind_kda_weights(layout.config, 0, checkpoint.layer(0))
+        stored = {problem.tensor: problem.stored_dtype for problem in refused.value.problems}
+        assert stored == {
+            "self_attn.A_log": "BF16",
+            **{f"self_attn.{leaf}": "F32" for leaf in conv},
+        }
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+def test_payload_holds_neither_nan_nor_infinity(dtype: str) -> None:
+    data = payload("a", 0, 2**21)
+    bits = numpy.frombuffer(data, "<u2" if dtype == "BF16" else "<u4")
+    exponent = 0x7F80 if dtype == "BF16" else 0x7F80_0000
+    assert not ((bits & exponent) == exponent).any()
+    assert len(set(data[::2])) == 256
 
 
 def test_the_default_checkpoint_is_small_and_its_layout_cannot_be_changed(written: Path) -> None:
