@@ -17,7 +17,7 @@ if sys.byteorder != "little":
         "kda_stream needs a little-endian machine",
         expected="little",
         got=sys.byteorder,
-        hint="safetensors payload is little-endian and bytes are never changed here",
+        hint="use one: safetensors payload is little-endian, and bytes are never changed here",
     )
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .dtypes import DTYPE_BITS, KdaDtype
-from .errors import ArgumentError, ErrorCode
+from .errors import ArgumentError, ErrorCode, in_words
 from .kda.config import KdaConfig
 from .kda.source import Place, RawTensor
 from .kda.tensors import ATTENTION_PREFIX, KDA_TENSORS, TensorSpec
@@ -114,7 +114,8 @@ def require_alignment(alignment: int | None) -> None:
         ErrorCode.ARGUMENT,
         "alignment is none",
         expected=f"a power of two up to {LAYOUT_BYTES}, or None",
-        got=repr(alignment),
+        got=in_words(alignment, repr),
+        hint="None lays each tensor as far into a page as in its file, which reads fastest",
     )
 
 

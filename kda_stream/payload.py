@@ -189,7 +189,12 @@ def _read_shard(work: _Work, shard: Shard, slot: Slot, found: _Found) -> None:
                 tensor = None
         work.read.put(end - begin)
         if work.stop.is_set:
-            raise ClosedError(ErrorCode.STREAM_STOPPED, "the pass over the payload was stopped")
+            raise ClosedError(
+                ErrorCode.STREAM_STOPPED,
+                "the pass over the payload was stopped",
+                path=shard.path,
+                hint="it ended by an error or an interrupt: begin it again",
+            )
     shard.check_unchanged()
     if of_file is not None:
         found.is_named_by_digest = True

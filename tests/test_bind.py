@@ -30,6 +30,7 @@ from support.checkpoints import (
     without,
     write_checkpoint,
 )
+from support.refused_calls import Refused, where_refused
 
 from kda_stream import (
     KDA_TENSORS,
@@ -51,6 +52,7 @@ from kda_stream import (
     check_kda_weights,
     kda_slot_bytes,
     open_checkpoint,
+    stream_kda_layers,
 )
 from kda_stream.staging.arena import SlotState
 
@@ -567,6 +569,55 @@ def test_a_refusal_with_thirty_problems_keeps_them_all(
     assert len(caught.value.problems) == 30
 
 
+def test_a_refusal_tells_forty_problems_and_counts_the_rest(
+    config: KdaConfig, source: DictSource
+) -> None:
+    for n in range(50):
+        source.tensors[f"self_attn.extra.{n:02}"] = RawTensor("BF16", (1,), b"xx")
+    with pytest.raises(BindError) as caught:
+        bind_kda_weights(config, 0, source)
+    told = caught.value.what.split("; ")
+    assert told[39].startswith("self_attn.extra.39")
+    assert told[40:] == ["and 10 more"]
+    assert len(caught.value.problems) == 50
+
+
+def test_the_refusals_of_several_layers_tell_a_fault_that_they_share_once(
+    tmp_path: Path, config: KdaConfig
+) -> None:
+    wrong = {f"model.layers.{n}.self_attn.A_log": Stored("BF16", (3,)) for n in (0, 2)}
+    wrong["model.layers.2.self_attn.q_proj.bias"] = Stored("BF16", (15,))
+    write_checkpoint(tmp_path, prefix="model.layers.", change=having(wrong))
+    with open_checkpoint(tmp_path) as checkpoint, pytest.raises(BindError) as caught:
+        stream_kda_layers(checkpoint, config=config)
+    error = caught.value
+    assert (error.code, error.path) == (ErrorCode.BIND_REFUSED, str(tmp_path))
+    assert error.what == (
+        "2 of 6 layers are refused: "
+        "self_attn.A_log has the wrong dtype: expected F32 [3], got BF16 [3] in layers 0, 2; "
+        "self_attn.q_proj.bias is no tensor of a KDA block: stored BF16 [15] in layer 2"
+    )
+    assert [(p.layer_idx, p.tensor.removeprefix("self_attn.")) for p in error.problems] == [
+        (0, "A_log"),
+        (2, "A_log"),
+        (2, "q_proj.bias"),
+    ]
+
+
+def test_the_refusal_of_one_layer_of_several_is_told_as_itself(
+    tmp_path: Path, config: KdaConfig
+) -> None:
+    wrong = {"model.layers.2.self_attn.A_log": Stored("BF16", (3,))}
+    written = write_checkpoint(tmp_path, prefix="model.layers.", change=having(wrong))
+    with open_checkpoint(tmp_path) as checkpoint:
+        with pytest.raises(BindError) as streamed:
+            stream_kda_layers(checkpoint, config=config)
+        with pytest.raises(BindError) as bound:
+            bind_kda_weights(config, 2, checkpoint.layer(2))
+    assert str(streamed.value) == str(bound.value)
+    assert streamed.value.path == str(written.shard_of(2, "A_log"))
+
+
 def test_a_refusal_pickles_with_its_problems(config: KdaConfig, source: DictSource) -> None:
     del source.tensors["self_attn.A_log"]
     with pytest.raises(BindError) as caught:
@@ -898,6 +949,21 @@ def test_reading_maps_no_file(run_python: RunPython, written: Written) -> None:
     assert run_python(script, written.folder) is False
 
 
+@linux_only
+@each_read
+def test_where_it_is_forbidden_to_ask_for_the_file_system_every_way_is_open(
+    config: KdaConfig, checkpoint: Checkpoint, written: Written, read: Any
+) -> None:
+    """As a container's filter of system calls may have it."""
+    weights, report = where_refused(
+        lambda: bind_kda_weights(config, 0, checkpoint.layer(0), read=read),
+        Refused("fstatfs", errno.EPERM),
+    )
+    assert bytes_of(weights) == written.expected(0)
+    assert read in ("auto", report.read.path)
+    weights.release()
+
+
 @pytest.mark.parametrize("read", ["", "map", None, "MAPPED", "read"])
 def test_an_unknown_way_is_refused(config: KdaConfig, source: DictSource, read: Any) -> None:
     with pytest.raises(ArgumentError, match=r"mapped.*positional.*direct"):
@@ -1167,6 +1233,27 @@ def test_a_failed_bind_that_is_remembered_keeps_no_memory_and_no_map(
                 kept.append(error)
     assert len(kept) == 1
     assert maps_of(tmp_path) == []
+
+
+@pytest.mark.mlock
+@linux_only
+def test_a_bind_into_no_slot_that_fails_at_once_keeps_no_memory_locked(
+    tmp_path: Path, config: KdaConfig
+) -> None:
+    """Although the error is kept, and with it the frames that made the memory."""
+
+    def locked() -> str:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(line for line in lines if line.startswith("VmLck"))
+
+    written = write_checkpoint(tmp_path)
+    with open_checkpoint(tmp_path) as checkpoint:
+        os.truncate(written.shard_of(0, "A_log"), 0)
+        before = locked()
+        with pytest.raises(PayloadError) as kept:
+            bind_kda_weights(config, 0, checkpoint.layer(0))
+        assert locked() == before
+    assert kept.traceback
 
 
 @pytest.mark.mlock

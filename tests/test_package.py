@@ -316,6 +316,74 @@ def test_every_error_is_also_the_builtin_that_a_caller_would_catch(
     assert issubclass(kind, KdaStreamError)
 
 
+@pytest.mark.parametrize("kind", error_classes()[1:])
+def test_no_error_is_an_exception_and_nothing_more(kind: type[KdaStreamError]) -> None:
+    builtins = [base for base in kind.__mro__ if base.__module__ == "builtins"]
+    assert builtins[0] is not Exception, "which builtin one would a caller catch?"
+
+
+# What the library raises beside its errors, by module: what it hears of itself and turns into one
+# of them, what protocols of Python ask for, and names that stand for an error that was caught.
+RAISED_BESIDE_ERRORS = {
+    "": {"AttributeError"},
+    "checkpoint.header_text": {"_MetadataError"},
+    "checkpoint.shards": {"KeyError", "problems[0]", "whole"},
+    "cli.stream": {"ArgumentTypeError"},
+    "closing": {"interrupt", "interrupt or error"},
+    "files": {"OSError"},
+    "jsontext": {"DuplicateKeyError", "LookupError", "ValueError"},
+    "staging.residency": {"OSError"},
+    "stream": {"StopIteration if failure is None else failure"},
+}
+
+
+def raised(tree: ast.AST) -> Iterator[str]:
+    """What stands behind each `raise`: of a call, what is called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            called = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            yield ast.unparse(called)
+
+
+def makers_of_errors() -> set[str]:
+    """The functions and methods of the library that are said to return one of its errors."""
+    known = {kind.__name__ for kind in error_classes()}
+    return {
+        node.name
+        for _, path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and node.returns is not None
+        and ast.unparse(node.returns) in known
+    }
+
+
+def test_the_library_raises_its_own_errors_and_few_others() -> None:
+    known = {kind.__name__ for kind in error_classes()} | makers_of_errors()
+    beside: dict[str, set[str]] = {}
+    for name, path in modules():
+        others = {
+            what
+            for what in raised(ast.parse(path.read_text(encoding="utf-8")))
+            if what.removeprefix("self.") not in known
+        }
+        if others and not name.startswith("testing"):  # that one is for tests
+            beside[name] = others
+    assert beside == RAISED_BESIDE_ERRORS
+
+
+def test_the_scan_of_raises_sees_each_way_of_writing_one() -> None:
+    text = """if a:
+    raise PathError(ErrorCode.PATH_MISSING, "what") from None
+elif b:
+    raise ValueError
+elif c:
+    raise self._gone("what")
+else:
+    raise"""
+    assert list(raised(ast.parse(text))) == ["PathError", "ValueError", "self._gone"]
+
+
 def test_codes_are_stable_words() -> None:
     values = [code.value for code in ErrorCode]
     assert len(values) == len(set(values))

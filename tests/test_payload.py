@@ -296,16 +296,19 @@ def test_what_progress_raises_ends_the_pass_and_leaves_nothing(
             return [maps, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
         def stop(done, total):
             raise TimeoutError
+        def settled(wanted):
+            end = time.monotonic() + 10  # a thread is gone a moment after it was joined
+            while count() != wanted and time.monotonic() < end:
+                time.sleep(0.005)
+            return count()
+        threads = count()[2]
         with open_checkpoint(sys.argv[1]) as checkpoint:
-            check_payload(checkpoint)  # so that what is imported is
-            before = count()
+            check_payload(checkpoint)  # so that what is imported is, and the shards are mapped
+            before = settled([*count()[:2], threads])
             try:
                 check_payload(checkpoint, progress=stop)
             except TimeoutError:
-                end = time.monotonic() + 10  # a thread is gone a moment after it was joined
-                while count() != before and time.monotonic() < end:
-                    time.sleep(0.005)
-                print(json.dumps([before, count()]))
+                print(json.dumps([before, settled(before)]))
     """
     before, after = run_python(script, sound)
     assert after == before

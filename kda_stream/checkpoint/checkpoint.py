@@ -22,7 +22,7 @@ from ..errors import (
 )
 from ..kda.config import hidden_layer_count, read_config
 from ..kda.source import RawTensor
-from ..limits import HEADER_BYTES_MAX, SHOWN_ITEMS_MAX
+from ..limits import HEADER_BYTES_MAX, LINE_CHARS_MAX, SHOWN_ITEMS_MAX
 from .header import TensorInfo
 from .layer import LayerIndex, LayerNames, LayerSource, find_layers
 from .listing import CheckpointFiles, list_files
@@ -295,7 +295,8 @@ class Checkpoint(Closing):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._places)} tensors"
-        return f"Checkpoint({self.path!r}, {len(self._shards)} shards, {state})"
+        path = shown(repr(self.path), LINE_CHARS_MAX)
+        return f"Checkpoint({path}, {len(self._shards)} shards, {state})"
 
 
 def open_checkpoint(
@@ -322,7 +323,11 @@ def open_checkpoint(
     """
     if verify not in ("all", "needed"):
         raise ArgumentError(
-            ErrorCode.ARGUMENT, "verify is unknown", expected="'all' or 'needed'", got=repr(verify)
+            ErrorCode.ARGUMENT,
+            "verify is unknown",
+            expected="'all' or 'needed'",
+            got=repr(verify),
+            hint="'needed' checks a shard when the first of its tensors is asked for",
         )
     name = os.fsdecode(path)
     files = list_files(name)

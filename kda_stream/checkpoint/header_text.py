@@ -120,7 +120,7 @@ def _checked_metadata(metadata: Any) -> dict[str, str]:
         raise _MetadataError(_kind(metadata))
     for key, value in metadata.items():
         if not isinstance(value, str):
-            raise _MetadataError(f"{_kind(value)} for {shown(key)!r}")
+            raise _MetadataError(f"{_kind(value)} for {shown(repr(key))}")
     return metadata
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from ..errors import CheckpointError, ErrorCode
+from ..errors import CheckpointError, ErrorCode, listed, shown
 from ..kda.source import RawTensor
 from ..kda.tensors import ATTENTION_PREFIX, DSA_MARKERS, KDA_SIGNS
 from ..limits import LAYER_DIGITS_MAX
@@ -82,10 +82,10 @@ class LayerSource:
 
     def __repr__(self) -> str:
         mtp = ", MTP" if self.index.is_mtp else ""
-        return f"LayerSource({self.prefix!r}, {len(self._full_names)} tensors{mtp})"
+        return f"LayerSource({shown(repr(self.prefix))}, {len(self._full_names)} tensors{mtp})"
 
 
-def find_layers(names: Iterable[str], *, path: object = None) -> LayerNames:
+def find_layers(names: Collection[str], *, path: object = None) -> LayerNames:
     """Group tensor names by decoder layer, finding the prefix from the names themselves.
 
     A candidate is what stands before `layers.N.`. Where several are (a vision tower has layers
@@ -97,6 +97,15 @@ def find_layers(names: Iterable[str], *, path: object = None) -> LayerNames:
         match = _LAYER_NAME.match(name)
         if match is not None:
             found.setdefault(match[1], {}).setdefault(int(match[2]), []).append(name)
+    if not found:
+        raise CheckpointError(
+            ErrorCode.LAYERS_NONE,
+            "no tensor name has the form PREFIX.layers.N.NAME",
+            path=path,
+            expected="names such as model.layers.0.self_attn.A_log",
+            got=listed(list(names)) or "no names",
+            hint="this is no checkpoint of a decoder, or its names were rewritten",
+        )
     prefix = _decoder_prefix(found, path)
     layers = found[prefix]
     return LayerNames(prefix, {number: tuple(layers[number]) for number in sorted(layers)})
@@ -113,13 +122,6 @@ def _decoder_prefix(found: Mapping[str, Mapping[int, list[str]]], path: object) 
             break
     if len(candidates) == 1:
         return candidates[0]
-    if not candidates:
-        raise CheckpointError(
-            ErrorCode.LAYERS_NONE,
-            "no tensor name has the form PREFIX.layers.N.NAME",
-            path=path,
-            hint="this is no checkpoint of a decoder, or its names were rewritten",
-        )
     raise CheckpointError(
         ErrorCode.LAYERS_TWO_PREFIXES,
         "the names show more than one decoder",

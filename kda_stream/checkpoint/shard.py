@@ -98,11 +98,11 @@ class Shard:
             self._require_open()
             if self._lent is None:
                 with self.open() as file:
-                    size = self.identity.file_bytes
-                    self._mapping = map_file(file.fileno(), size, self._path)
-                self._lent = self._mapping.lend(0, self._mapping.nbytes)
-                if self._is_closed():
-                    self._lent.end()
+                    mapping = map_file(file.fileno(), self.identity.file_bytes, self._path)
+                self._lent, self._mapping = mapping.lend(0, mapping.nbytes), mapping
+                if self._is_closed():  # by a destructor, in between
+                    self.close()
+                    self._require_open()
             return self._lent.view(begin, end)
 
     def _is_closed(self) -> bool:
@@ -138,6 +138,7 @@ class Shard:
                     ErrorCode.DIRECT_REFUSED,
                     "the file system has no direct reads",
                     path=self._path,
+                    got=error.got,
                     hint='pass read="auto"',
                 ) from None
             if error.code is ErrorCode.PATH_NOT_READABLE:

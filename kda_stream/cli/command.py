@@ -90,7 +90,8 @@ def _known(error: BaseException) -> KdaStreamError:
         return error
     if isinstance(error, OSError):
         what = error.strerror or str(error)
-        return PathError(ErrorCode.PATH_NOT_READABLE, what, path=error.filename)
+        hint = "check the path, its permissions and the room on its disk"
+        return PathError(ErrorCode.PATH_NOT_READABLE, what, path=error.filename, hint=hint)
     return MemoryRefusedError(ErrorCode.MEMORY_REFUSED, "out of memory", hint="use fewer slots")
 
 

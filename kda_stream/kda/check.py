@@ -56,7 +56,7 @@ class BindProblem:
     def fault(self) -> str:
         """What is wrong with the tensor, in words that are the same for every layer and shard."""
         name = shown(self.tensor)
-        stored = f"{shown(self.stored_dtype or '')} {list(self.stored_shape or ())}"
+        stored = f"{shown(self.stored_dtype or '')} {shown(list(self.stored_shape or ()))}"
         expected = f"{self.expected_dtype} {list(self.expected_shape or ())}"
         match self.kind:
             case ProblemKind.UNKNOWN:

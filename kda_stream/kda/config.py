@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..errors import ConfigError, ErrorCode
+from ..errors import ConfigError, ErrorCode, in_words
 from ..files import read_small_file
 from ..foreign import foreign_kind
 from ..jsontext import parse_json
@@ -157,7 +157,9 @@ def _checked_count(value: Any, name: str, path: object) -> int:
             f"{name} is no positive integer",
             path=path,
             expected="a positive integer",
-            got=repr(value),
-            hint=None if path is None else "fetch the checkpoint's config.json again",
+            got=in_words(value, repr),
+            hint="give the extents of the KDA layers as the model's config.json has them"
+            if path is None
+            else "fetch the checkpoint's config.json again",
         )
     return value

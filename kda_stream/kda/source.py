@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import ErrorCode, SpanError
+from ..errors import ErrorCode, SpanError, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -88,7 +88,8 @@ class RawTensor:
         return held.file.view(held.begin, held.end) if isinstance(held, Place) else held
 
     def __repr__(self) -> str:
-        return f"RawTensor({self.dtype!r}, {self.shape}, {self.nbytes} bytes)"
+        dtype = shown(repr(self.dtype))
+        return f"RawTensor({dtype}, {shown(self.shape)}, {self.nbytes} bytes)"
 
 
 class KdaTensorSource(Protocol):

@@ -433,15 +433,27 @@ def require_arena_arguments(slot_bytes: int, slots: int, lock: str) -> None:
     """Raise `ArgumentError` when no arena can be made of these."""
     if type(slot_bytes) is not int or slot_bytes < 1:
         raise ArgumentError(
-            ErrorCode.ARGUMENT, "slot_bytes is too small", expected="at least 1", got=slot_bytes
+            ErrorCode.ARGUMENT,
+            "slot_bytes is too small",
+            expected="at least 1",
+            got=slot_bytes,
+            hint="pass kda_slot_bytes(config)",
         )
     if type(slots) is not int or not 1 <= slots <= SLOTS_MAX:
         raise ArgumentError(
-            ErrorCode.ARGUMENT, "slots is out of range", expected=f"1 to {SLOTS_MAX}", got=slots
+            ErrorCode.ARGUMENT,
+            "slots is out of range",
+            expected=f"1 to {SLOTS_MAX}",
+            got=slots,
+            hint="two keep a stream busy; one more for each layer that is held",
         )
     if lock not in LOCK_POLICIES:
         raise ArgumentError(
-            ErrorCode.ARGUMENT, "lock is unknown", expected=" or ".join(LOCK_POLICIES), got=lock
+            ErrorCode.ARGUMENT,
+            "lock is unknown",
+            expected=" or ".join(LOCK_POLICIES),
+            got=lock,
+            hint='"prefer" locks where the system lets it, and reports whether it did',
         )
 
 

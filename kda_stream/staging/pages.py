@@ -38,6 +38,7 @@ class LentMemory:
         buffer = extension()[0].buffer(pages, nbytes)
         self._pages = pages
         self._kept = kept
+        self._nbytes = end - begin
         memory = memoryview(buffer)[begin:end]
         self._memory: memoryview | None = memory if writable else memory.toreadonly()
         self.buffer_alive = weakref.ref(buffer)
@@ -53,14 +54,18 @@ class LentMemory:
             memory = self._memory
             if memory is None:
                 raise _given_back()
-            if not 0 <= begin <= end <= len(memory):
+            if not 0 <= begin <= end <= self._nbytes:
                 raise ArgumentError(
                     ErrorCode.ARGUMENT,
                     "the range is not within the memory",
-                    expected=f"0 <= begin <= end <= {len(memory)}",
+                    expected=f"0 <= begin <= end <= {self._nbytes}",
                     got=f"[{begin}, {end})",
+                    hint="count from the start of the memory",
                 )
-            view = memory[begin:end]
+            try:
+                view = memory[begin:end]
+            except ValueError:  # as below
+                raise _given_back() from None
             # No line of Python in the callback: a KeyboardInterrupt would be lost in it.
             alive = weakref.ref(view, partial(_PAGES_UNDER.pop, id(view)) if self._kept else None)
             if self._kept:

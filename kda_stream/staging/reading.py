@@ -113,6 +113,7 @@ def require_read_choice(path: str, residency: str) -> None:
                 f"{name} is unknown",
                 expected=" or ".join(known),
                 got=repr(given),
+                hint='"auto" chooses by what is in the page cache and how much memory is left',
             )
 
 

@@ -140,7 +140,11 @@ class CopyPlan:
                 )
                 if status == lib.KDA_PAUSED:
                     if stop is not None and stop.is_set:
-                        raise ClosedError(ErrorCode.STREAM_STOPPED, "the copy was stopped")
+                        raise ClosedError(
+                            ErrorCode.STREAM_STOPPED,
+                            "the copy was stopped",
+                            hint="its CopyStop was set: make a new one to copy again",
+                        )
                     if between is not None:
                         between()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from support.files import (
     write_shard,
 )
 from support.headers import LFS_POINTER
+from support.refused_calls import Refused, where_refused
 
 from kda_stream import (
     ArgumentError,
@@ -52,6 +54,7 @@ SHARDS: dict[str, dict[str, bytes]] = {
     TWO: {"norm": b"norm", "empty": b""},
     THREE: layer_tensors(PREFIX, 1),
 }
+SHARD = "model.safetensors"
 TENSORS = {name: data for tensors in SHARDS.values() for name, data in tensors.items()}
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -112,6 +115,26 @@ def test_a_checkpoint_that_was_opened_from_inside_outlives_a_change_of_folder(
     with open_checkpoint(".") as checkpoint:
         monkeypatch.chdir("/")
         assert checkpoint["norm"].data.tobytes() == b"norm"
+
+
+@linux
+def test_a_path_from_a_folder_that_is_gone_is_a_path_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert refusal(SHARD, PathError, Code.PATH_MISSING).path == SHARD
+
+
+@pytest.mark.parametrize("name", [".", INDEX_NAME], ids=["the folder", "its index"])
+def test_a_folder_that_may_not_be_listed_is_a_path_error(name: str, folder: Path) -> None:
+    may_not = Refused("getdents64", errno.EACCES)
+    with pytest.raises(PathError) as caught:
+        where_refused(lambda: open_checkpoint(folder / name), may_not)
+    assert caught.value.code is Code.PATH_NOT_READABLE
+    assert caught.value.path == str(folder)
+    assert caught.value.got == os.strerror(errno.EACCES)
 
 
 def test_two_dots_after_a_link_lead_where_the_system_says(tmp_path: Path) -> None:

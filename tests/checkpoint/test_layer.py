@@ -408,6 +408,42 @@ def test_a_layer_says_where_it_stands(tmp_path: Path) -> None:
         assert "1" in repr(source)
 
 
+# Layers that the config counts -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (4, "2 missing: 1, 3"),
+        (15, f"13 missing: 1, {', '.join(map(str, range(3, 14)))} and 1 more"),
+    ],
+    ids=["two", "more than are shown"],
+)
+def test_layers_that_the_config_counts_and_no_name_shows_are_told(
+    count: int, told: str, tmp_path: Path
+) -> None:
+    with (
+        opened(tmp_path, full(GLM, [0, 2]), {"num_hidden_layers": count}) as checkpoint,
+        pytest.raises(CheckpointError) as caught,
+    ):
+        checkpoint.require_every_layer()
+    assert caught.value.code is Code.LAYERS_MISSING
+    assert caught.value.path == str(tmp_path)
+    assert caught.value.got == told
+
+
+@pytest.mark.parametrize(
+    "config",
+    [None, {"hidden_size": 8}, {"num_hidden_layers": 2}, {"num_hidden_layers": 1}],
+    ids=["no config", "no count", "as many", "an MTP layer behind them"],
+)
+def test_where_no_counted_layer_is_missing_nothing_is_told(
+    config: Mapping[str, object] | None, tmp_path: Path
+) -> None:
+    with opened(tmp_path, full(GLM, [0, 1]), config) as checkpoint:
+        checkpoint.require_every_layer()
+
+
 # Names that nobody wrote by hand -----------------------------------------------------------------
 
 

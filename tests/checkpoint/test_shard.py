@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import mmap
 import os
 import shutil
@@ -26,9 +28,10 @@ from support.files import (
     write_sparse_shard,
 )
 from support.page_cache import cached_pages
+from support.refused_calls import Refused, where_refused
 
 from kda_stream import ClosedError, PathError, PayloadError, RawTensor, open_checkpoint
-from kda_stream.checkpoint.shard import open_shard
+from kda_stream.checkpoint.shard import Shard, open_shard
 from kda_stream.errors import ErrorCode as Code
 
 SHARD = "model.safetensors"
@@ -213,6 +216,23 @@ def test_a_file_or_folder_without_permission_is_a_path_error(
         assert str(path) in line
 
 
+def test_a_header_that_the_disk_does_not_give_is_a_path_error(shard: Path) -> None:
+    with pytest.raises(PathError) as caught:
+        where_refused(lambda: open_checkpoint(shard), Refused("pread64", errno.EIO))
+    assert caught.value.code is Code.PATH_NOT_READABLE
+    assert (caught.value.path, caught.value.got) == (str(shard), os.strerror(errno.EIO))
+    assert descriptors_under(shard.parent) == []
+
+
+def test_where_the_system_takes_no_advice_a_shard_opens_all_the_same(
+    shard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS has no posix_fadvise."""
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    with open_checkpoint(shard) as checkpoint:
+        assert checkpoint.tensor("b").data == TENSORS["b"]
+
+
 def test_a_link_to_a_shard_is_a_shard_under_its_own_name(tmp_path: Path) -> None:
     blob = write_shard(tmp_path / "e3b0c44298fc1c14", TENSORS)
     (tmp_path / SHARD).symlink_to(blob.name)
@@ -357,6 +377,17 @@ def test_a_tensor_says_where_its_bytes_lie(shard: Path) -> None:
 
 
 @linux
+def test_a_shard_that_is_not_mapped_has_no_pages_to_let_go(shard: Path) -> None:
+    opened = open_shard(str(shard))
+    opened.unmap(0, 10)
+    assert mapped_regions(shard) == []
+    assert bytes(opened.view(0, 8)) == shard.read_bytes()[:8]
+    opened.unmap(0, 10)
+    assert bytes(opened.view(0, 8)) == shard.read_bytes()[:8]
+    opened.close()
+
+
+@linux
 def test_a_shard_can_be_read_through_a_file_of_ones_own(shard: Path) -> None:
     opened = open_shard(str(shard))
     with opened.open() as file:
@@ -472,6 +503,40 @@ def test_a_shard_that_is_gone_before_its_first_view_is_an_error_with_its_path(sh
             checkpoint.shards[SHARD].check_unchanged()
 
 
+def test_a_shard_that_can_no_longer_be_looked_at_is_an_error_with_the_systems_reason(
+    shard: Path,
+) -> None:
+    opened = open_shard(str(shard))
+    shard.unlink()
+    shard.symlink_to(shard.name)
+    with pytest.raises(PayloadError) as caught:
+        opened.check_unchanged()
+    assert caught.value.code is Code.PAYLOAD_OPEN
+    assert (caught.value.path, caught.value.got) == (str(shard), os.strerror(errno.ELOOP))
+
+
+def test_a_shard_that_cannot_be_opened_for_its_first_view_is_an_error_with_the_systems_reason(
+    shard: Path,
+) -> None:
+    opened = open_shard(str(shard))
+    with pytest.raises(PayloadError) as caught:
+        where_refused(lambda: opened.view(0, 8), Refused("openat", errno.EMFILE))
+    assert caught.value.code is Code.PAYLOAD_OPEN
+    assert (caught.value.path, caught.value.got) == (str(shard), os.strerror(errno.EMFILE))
+    assert bytes(opened.view(0, 8)) == shard.read_bytes()[:8]
+    opened.close()
+
+
+@linux
+def test_a_file_system_without_direct_reads_is_told_as_such(shard: Path) -> None:
+    opened = open_shard(str(shard))
+    directly = {2: (os.O_DIRECT, os.O_DIRECT)}
+    with pytest.raises(PayloadError) as caught:
+        where_refused(lambda: opened.open(direct=True), Refused("openat", errno.EINVAL, directly))
+    assert caught.value.code is Code.DIRECT_REFUSED
+    assert caught.value.path == str(shard)
+
+
 @linux
 def test_a_shard_that_becomes_a_fifo_is_refused_at_once(
     tmp_path: Path, run_python: Callable[..., Any]
@@ -504,3 +569,46 @@ def test_a_closed_shard_gives_no_more_views(shard: Path) -> None:
         view.tobytes()
     with pytest.raises(ClosedError):
         opened.view(0, 8)
+
+
+def view_closed_at(event: int, opened: Shard) -> tuple[bool, memoryview]:
+    """Whether the shard was closed at that call or return on the way to a view, and the view.
+
+    As a destructor or a signal's handler may have it, which run in between.
+    """
+    seen, is_closed = 0, False
+
+    def watch(_frame: object, _what: str, called: object) -> None:
+        nonlocal seen, is_closed
+        seen += 1
+        if seen == event and called is not sys.setprofile:
+            is_closed = True
+            opened.close()
+
+    sys.setprofile(watch)
+    try:
+        view = opened.view(0, 8)
+    finally:
+        sys.setprofile(None)
+    return is_closed, view
+
+
+@linux
+def test_a_shard_that_is_closed_while_its_view_is_made_keeps_no_map(shard: Path) -> None:
+    refused = 0
+    for event in itertools.count(1):
+        opened = open_shard(str(shard))
+        try:
+            is_closed, view = view_closed_at(event, opened)
+        except ClosedError:
+            refused += 1
+        else:
+            if not is_closed:
+                assert view == shard.read_bytes()[:8]
+                opened.close()
+                break
+            with pytest.raises(ValueError, match="released"):
+                view.tobytes()
+        assert mapped_regions(shard) == [], f"after event {event}"
+        assert descriptors_under(shard.parent) == [], f"after event {event}"
+    assert refused > 20

@@ -23,6 +23,11 @@ def test_the_names_of_the_real_dsa_block_are_a_dsa_block() -> None:
     assert classify_attn_block(DSA_NAMES) is AttnBlockKind.DSA
 
 
+@pytest.mark.parametrize("kind", AttnBlockKind)
+def test_a_kind_is_printed_as_its_word(kind: AttnBlockKind) -> None:
+    assert f"{kind}" == str(kind) == kind.value
+
+
 def test_two_markers_are_enough_for_dsa() -> None:
     assert classify_attn_block(MARKERS) is AttnBlockKind.DSA
 
