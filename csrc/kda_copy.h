@@ -98,8 +98,10 @@ int kda_spans_check(const kda_span *spans, size_t count, const unsigned char *de
  * spans, destination as for kda_spans_check, and the same ones on every call for one cursor. A
  *                    KDA_DIRECT span is one row, or rows that adjoin.
  * means              never null. Its time is looked at before each piece, of a MiB at first, of
- *                    256 KiB where they go slowly and 8 MiB where they go fast; one piece is always copied, so that 0 means one
- *                    piece and every call makes progress. *stop may be set by another thread.
+ *                    256 KiB where they go slowly and 8 MiB where they go fast; one piece is always
+ *                    copied, so that 0 means one piece and every call makes progress, but where the
+ *                    kernel answers EINTR or a direct read ends within a block that has more.
+ *                    *stop may be set by another thread.
  * cursor             never null. span <= count, done within that span.
  *
  * Returns

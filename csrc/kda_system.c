@@ -111,8 +111,12 @@ int kda_cached_bytes(int fd, uint64_t offset, uint64_t bytes, uint64_t *cached_b
 
 int kda_cached_pages(const unsigned char *map, uint64_t bytes, unsigned char *vector)
 {
-    if (map == NULL || vector == NULL || bytes > SIZE_MAX)
+    if (map == NULL || vector == NULL)
         return EINVAL;
+#if SIZE_MAX < UINT64_MAX
+    if (bytes > SIZE_MAX)
+        return EINVAL;
+#endif
 #if defined(__linux__)
     return mincore((void *)(uintptr_t)map, (size_t)bytes, vector) == 0 ? 0 : errno;
 #else

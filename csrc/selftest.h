@@ -1,8 +1,16 @@
 /* selftest.h: what the parts of the self-test share. The parts are
  *
- *   selftest.c         this header's functions, main, and what the arguments may be
- *   selftest_copies.c  every kind of source, cut, paused, resumed, in several threads
- *   selftest_faults.c  sources that fail, the handler of SIGBUS, what the kernel may answer
+ *   selftest.c                this header's functions, and main
+ *   selftest_arguments.c      what the arguments of kda_copy.h may be
+ *   selftest_copies.c         every kind of source, cut, paused, resumed, in several threads
+ *   selftest_blocks.c         whole blocks, and the copy of bytes itself, at all alignments
+ *   selftest_faults.c         files that end or cannot be read
+ *   selftest_maps.c           maps whose pages leave, or cannot be had
+ *   selftest_guard.c          the handler of SIGBUS
+ *   selftest_guard_threads.c  the same amid threads and forks
+ *   selftest_kernel.c         how the system's answers are told
+ *   selftest_answers.c        copies for which they are told, since they are seldom
+ *   selftest_system.c         kda_system.h
  */
 #ifndef KDA_SELFTEST_H
 #define KDA_SELFTEST_H
@@ -16,8 +24,12 @@
 
 #include "kda_copy.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
+#include <time.h>
 
 #define MIB ((uint64_t)1 << 20)
 #define NO_LIMIT UINT64_MAX
@@ -102,6 +114,9 @@ kda_span file_span(int fd, uint64_t file_offset, uint64_t bytes);
 void copy_slowly(const kda_span *spans, size_t count, const unsigned char *file,
                  unsigned char *destination);
 
+/* Bytes that a copy of `span` lands before it comes to byte `end` of the source. */
+uint64_t landing_of(const kda_span *span, uint64_t end);
+
 /* Blocks of 4,096 bytes, and bounce memory for 16 threads that all calls share. */
 kda_means means_of(unsigned threads, uint64_t nanoseconds_max);
 
@@ -113,12 +128,78 @@ int copy_once(const kda_span *spans, size_t count, unsigned char *destination,
 int copy_all(const kda_span *spans, size_t count, const target *to, const kda_means *means,
              kda_cursor *cursor, int *calls);
 
-/* Runs `body` in a process of its own, for at most a few seconds; gives what waitpid says. The
- * process ends with the status that `body` returns, or with 1 when one of its checks failed. */
-int state_of_child(int (*body)(const void *), const void *given);
-#define LEFT_OUT 2 /* a status of `body` */
+/* Runs `body` in a process of its own, for at most a few seconds: it ends well when `body` returns
+ * and its checks hold, or it is ended by SIGBUS. */
+typedef void child_body(const void *given);
+#define EXPECT_CHILD(body, given) expect_child(body, given, #body, __FILE__, __LINE__)
+#define EXPECT_SIGNAL(body, given) expect_signal(body, given, #body, __FILE__, __LINE__)
+void expect_child(child_body *body, const void *given, const char *text, const char *file,
+                  int line);
+void expect_signal(child_body *body, const void *given, const char *text, const char *file,
+                   int line);
 
+/* Where coverage is measured: notes what was run so far, for a process that will not end by exit();
+ * or has it forgotten, where threads have disturbed the counts. */
+void keep_coverage(void);
+void forget_coverage(void);
+
+/* ---- handlers of SIGBUS, in a child ------------------------------------------------------ */
+
+extern const origin *volatile faulty;    /* what mend_it makes whole again */
+extern volatile sig_atomic_t faults_met; /* by the handlers of the self-test */
+
+void mend_it(int number);
+void set_handler(void (*plain)(int), void (*informed)(int, siginfo_t *, void *), int flags);
+
+/* Sends SIGBUS to this process; where that can be, it says that a fault at `address` was the cause,
+ * but not that the kernel sent it. */
+void send_bus_error(const void *address);
+
+/* A fault outside of every guarded copy. */
+unsigned touch_missing_page(void);
+
+/* A guarded copy that fails: it is not handed on. */
+void expect_guarded(void);
+
+/* A foreign fault, a fault in the destination of a guarded copy, and one sent: all are met by
+ * mend_it, which is set. */
+void expect_foreign_faults_met(void);
+
+/* ---- answers of the system --------------------------------------------------------------- */
+
+struct statfs;
+
+/* What the library calls. The linker (--wrap) has it call what stands in `answers`: a test puts a
+ * function of its own there, and afterwards the kernel's again. */
+typedef struct system_calls {
+    ssize_t (*pread)(int fd, void *to, size_t bytes, off_t at);
+    int (*madvise)(void *start, size_t bytes, int advice);
+    int (*sigaction)(int number, const struct sigaction *action, struct sigaction *before);
+    int (*pthread_attr_init)(pthread_attr_t *attributes);
+    int (*pthread_create)(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*body)(void *), void *argument);
+    int (*clock_gettime)(clockid_t clock, struct timespec *now);
+    int (*fstatfs)(int fd, struct statfs *found);
+    int (*cachestat)(int fd, const uint64_t *range, uint64_t *counts); /* 0 or -1, and errno */
+    int (*statx)(int fd, unsigned mask, uint32_t *found);              /* as 64 numbers */
+} system_calls;
+
+extern const system_calls kernel;
+extern system_calls answers;
+
+/* 1 when `answers` are heard; otherwise says that their tests are left out. */
+int can_answer(void);
+
+/* ---- the parts --------------------------------------------------------------------------- */
+
+void test_arguments(void);
 void test_copies(void);
+void test_blocks(void);
 void test_faults(void);
+void test_maps(void);
+void test_guard(void);
+void test_guard_threads(void);
+void test_answers(void);
+void test_system(void);
 
 #endif

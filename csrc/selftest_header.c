@@ -234,6 +234,75 @@ static void test_every_byte(void)
     CHECK(1);
 }
 
+/* Any byte within a name, however far from its ends: taken as it is, or not at all. */
+static void test_every_byte_of_a_name(void)
+{
+    enum { QUOTE = 1, LONGEST = 20 };
+    static const char behind[] = "\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}";
+    static const char file_behind[] = "\":\"f\"}";
+    size_t length, at;
+    int byte;
+
+    for (length = 1; length <= LONGEST; length++)
+        for (at = 0; at < length; at++)
+            for (byte = 0; byte < 256; byte++) {
+                char text[QUOTE + LONGEST + sizeof behind];
+                int is_plain = byte >= 0x20 && byte != '"' && byte != '\\';
+                kda_columns columns = columns_for(sizeof text, 1, 1, 2);
+
+                text[0] = '"';
+                memset(text + QUOTE, 'n', length);
+                text[QUOTE + at] = (char)byte;
+                memcpy(text + QUOTE + length, behind, sizeof behind);
+                CHECK((split(kda_header_split, text, QUOTE + length + sizeof behind - 1,
+                             &columns) == KDA_FORM_PLAIN) == is_plain);
+                CHECK(!is_plain || (columns.names_bytes == length + 1 &&
+                                    memcmp(columns.names, text + QUOTE, length) == 0 &&
+                                    columns.names[length] == '\n'));
+                memcpy(text + QUOTE + length, file_behind, sizeof file_behind);
+                CHECK((split(kda_weight_map_split, text, QUOTE + length + sizeof file_behind - 1,
+                             &columns) == KDA_FORM_PLAIN) == is_plain);
+                release(&columns);
+            }
+}
+
+/* As a dimension, and where a tensor begins and ends. */
+static void expect_number(const char *number, int is_plain, uint64_t value)
+{
+    static const char *const forms[] = {
+        "\"\":{\"dtype\":\"U8\",\"shape\":[%s],\"data_offsets\":[0,1]}}",
+        "\"\":{\"dtype\":\"U8\",\"shape\":[1,%s],\"data_offsets\":[0,1]}}",
+        "\"\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[%s,1]}}",
+        "\"\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,%s]}}"};
+    int form;
+
+    for (form = 0; form < 4; form++) {
+        char text[128];
+        size_t bytes = (size_t)snprintf(text, sizeof text, forms[form], number);
+        kda_columns columns = columns_for(bytes, 1, 1, 2);
+
+        CHECK((split(kda_header_split, text, bytes, &columns) == KDA_FORM_PLAIN) == is_plain);
+        if (is_plain && form >= 2)
+            CHECK((form == 2 ? columns.begins : columns.ends)[0] == value);
+        release(&columns);
+    }
+}
+
+static void test_numbers(void)
+{
+    static const char *const others[] = {"00", "01", "-1", "+1", "1.0", "1e3", " 1", "1 ", "x", "/",
+                                         ":", "10000000000000000000", "99999999999999999999"};
+    size_t i;
+
+    expect_number("0", 1, 0);
+    expect_number("1", 1, 1);
+    expect_number("9", 1, 9);
+    expect_number("1234567890", 1, 1234567890);
+    expect_number("9999999999999999999", 1, 9999999999999999999U); /* the longest */
+    for (i = 0; i < sizeof others / sizeof others[0]; i++)
+        expect_number(others[i], 0, 0);
+}
+
 int main(void)
 {
     test_a_header();
@@ -243,6 +312,8 @@ int main(void)
     test_arguments();
     test_every_cut();
     test_every_byte();
+    test_every_byte_of_a_name();
+    test_numbers();
     printf("%d checks passed", checks_passed);
     if (checks_failed != 0)
         printf(", %d failed", checks_failed);
