@@ -9,7 +9,7 @@ from pathlib import Path
 
 import cffi
 
-HEADERS = ("kda_copy.h", "kda_header.h", "kda_system.h")
+HEADERS = ("kda_copy.h", "kda_header.h", "kda_system.h", "kda_values.h")
 BEGIN, END = "/* cffi: begin */", "/* cffi: end */"
 
 # What the arena needs from the C library. A call releases the GIL and leaves errno in `ffi.errno`.
@@ -42,6 +42,7 @@ INCLUDES = """
 #include "kda_copy.h"
 #include "kda_header.h"
 #include "kda_system.h"
+#include "kda_values.h"
 
 /* Advice that not every system or header knows; -1 is none, and refused. */
 #if defined(__linux__)

@@ -411,6 +411,7 @@ int main(int count, char **arguments)
     test_guard_threads();
     test_answers();
     test_system();
+    test_values();
     free(means_of(1, 0).bounce);
     if (checks_failed != 0)
         printf("%d checks passed, %d failed\n", checks_passed, checks_failed);

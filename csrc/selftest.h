@@ -11,6 +11,7 @@
  *   selftest_kernel.c         how the system's answers are told
  *   selftest_answers.c        copies for which they are told, since they are seldom
  *   selftest_system.c         kda_system.h
+ *   selftest_values.c         kda_values.h
  */
 #ifndef KDA_SELFTEST_H
 #define KDA_SELFTEST_H
@@ -201,5 +202,6 @@ void test_guard(void);
 void test_guard_threads(void);
 void test_answers(void);
 void test_system(void);
+void test_values(void);
 
 #endif

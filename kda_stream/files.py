@@ -7,7 +7,8 @@ import os
 import stat
 from contextlib import suppress
 from io import FileIO
-from typing import NoReturn
+from tempfile import mkstemp
+from typing import Final, NoReturn
 
 from .errors import ErrorCode, PathError, PathMissingError
 from .limits import READ_PIECE_BYTES
@@ -121,28 +122,58 @@ def read_small_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
             refuse_path(name, error)
 
 
-def write_new_file(path: str, data: bytes) -> None:
-    """Write a file that is there whole or not at all; raises `PathError`."""
-    unfinished = f"{path}.{os.getpid()}.unfinished"
-    try:
-        with open(unfinished, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError as error:
-        with suppress(OSError):
-            os.unlink(unfinished)
-        refuse_writing(path, error.strerror)
+class NewFile:
+    """A file that is there whole or not at all, and never in the place of another one.
+
+    Made beside `path` under another name; `finish` gives it its own, `discard` takes it away. In a
+    `with` it is discarded at the end, unless it was finished. Raises `PathError`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        folder, name = os.path.split(path)
+        if not name or os.path.lexists(path):
+            refuse_writing(path, os.strerror(errno.EEXIST if name else errno.EINVAL))
+        if len(os.fsencode(name)) > _NAME_BYTES_MAX:
+            refuse_writing(path, os.strerror(errno.ENAMETOOLONG))
+        try:
+            self._descriptor, self._unfinished = mkstemp(dir=folder or ".", prefix=".unfinished-")
+        except OSError as error:
+            refuse_writing(path, error.strerror)
+
+    def finish(self, data: bytes) -> None:
+        """Write it, and have it appear under its name."""
+        try:
+            with open(self._descriptor, "wb", closefd=False) as file:
+                file.write(data)
+            os.fchmod(self._descriptor, 0o666 & ~_umask())
+            os.fsync(self._descriptor)
+            os.link(self._unfinished, self.path)
+        except OSError as error:
+            refuse_writing(self.path, error.strerror)
+
+    def discard(self) -> None:
+        """Take away what is under the other name. Again: no effect."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+            with suppress(OSError):
+                os.unlink(self._unfinished)
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
 
 
-def require_writable_folder(path: str) -> None:
-    """Raise `PathError` when no file can be made beside `path`."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        refuse_writing(path, "there is no such folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        refuse_writing(path, os.strerror(errno.EACCES))
+_NAME_BYTES_MAX: Final = 255  # of every file system in use
+
+
+def _umask() -> int:
+    umask = os.umask(0o077)  # there is no other way to ask
+    os.umask(umask)
+    return umask
 
 
 def refuse_writing(path: str, reason: str | None) -> NoReturn:

@@ -67,9 +67,6 @@ READ_PIECE_BYTES: Final = 1024**2
 CHECK_PIECE_BYTES: Final = 16 * 1024**2
 """How much payload is read and then looked at: long enough for the disk, short beside Ctrl-C."""
 
-CHECK_VALUES_MAX: Final = 128 * 1024
-"""How many values are looked at together, so that what is made of them stays in a cache."""
-
 PAUSE_NANOSECONDS: Final = 50_000_000
 """How long the C routine copies before it comes back so that a signal or a stop is answered."""
 

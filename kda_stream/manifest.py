@@ -52,8 +52,9 @@ def parse_manifest(text: bytes, *, path: object = None) -> dict[str, ManifestEnt
         raise _invalid(path, got=str(error)) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _invalid(path, got="another document")
-    if document.get("version") != VERSION:
-        raise _invalid(path, got=f"version {shown(document.get('version'))}")
+    version = document.get("version")
+    if type(version) is not int or version != VERSION:
+        raise _invalid(path, got=f"version {shown(version)}")
     tensors = document.get("tensors")
     if not isinstance(tensors, dict):
         raise _invalid(path, got="no tensors")

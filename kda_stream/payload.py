@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from .checkpoint.checkpoint import Checkpoint
-from .checkpoint.layer import find_layers
+from .checkpoint.layer import names_by_layer
 from .checkpoint.shard import Shard
+from .closing import finish_first
 from .dtypes import DTYPE_BITS, KdaDtype
 from .errors import (
-    CheckpointError,
     ClosedError,
     ErrorCode,
     KdaStreamError,
@@ -27,9 +26,10 @@ from .errors import (
 )
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.tensors import KDA_TENSORS
-from .limits import BELL_SECONDS, CHECK_PIECE_BYTES, CHECK_VALUES_MAX, LAYOUT_BYTES
+from .limits import BELL_SECONDS, CHECK_PIECE_BYTES, LAYOUT_BYTES
 from .manifest import SHA256_HEX, ManifestEntry
 from .staging.arena import PinnedArena, Slot
+from .staging.native import extension
 from .staging.reading import ReadChoice, Wanted, bring_in, copy_threads
 from .staging.spans import CopyStop
 
@@ -66,39 +66,36 @@ def check_payload(
     at as it is stored, BF16 or F32, and left out in any other dtype. With `digests` the sha256 of
     each tensor's bytes is in the report.
 
-    Several shards are read at once, one a core and at most four, each through 16 MiB of memory, and
-    the page cache is left as it was. `progress` is called now and then with the bytes that were
-    read so far and all there are, in the caller's thread.
+    Several shards are read at once, one a core and at most four, each through 16 MiB of memory. The
+    page cache is left as it was; the page of each header, which opening brings in, stays.
+    `progress` is called now and then with the bytes that were read so far and all there are, in the
+    caller's thread.
 
     What is wrong with the payload is in the report's `problems`, and the pass goes on. Raises
-    `ClosedError` when the checkpoint is closed, `MemoryRefusedError`, and under `verify="needed"`
-    what checking a shard raises.
+    `ClosedError` when the checkpoint is closed, `MemoryRefusedError`, under `verify="needed"` what
+    checking a shard raises, and what `progress` does.
     """
     began_seconds = time.monotonic()
     shards = list(checkpoint.shards.values())
     total = sum(shard.identity.file_bytes for shard in shards)
-    kda_names, ignored = _kda_names(checkpoint), frozenset(checkpoint.report.unlisted)
     threads = min(copy_threads(), len(shards))
-    done, read, stop = 0, SimpleQueue[int](), CopyStop()
-    with (
-        PinnedArena(CHECK_PIECE_BYTES + LAYOUT_BYTES, slots=threads, lock="off") as arena,
-        ThreadPoolExecutor(threads, thread_name_prefix="kda_stream payload") as pool,
-    ):
-        work = _Work(kda_names, ignored, digests, arena, read, stop)
+    slot_bytes = CHECK_PIECE_BYTES + LAYOUT_BYTES
+    done = 0
+    with PinnedArena(slot_bytes, slots=threads, lock="off") as arena:
+        ignored = frozenset(checkpoint.report.unlisted)
+        work = _Work(_kda_names(checkpoint), ignored, digests, arena)
+        workers = _Workers(work, shards, threads)
         try:
-            looks = [pool.submit(_check_shard, work, shard) for shard in shards]
-            for look in looks:
-                look.add_done_callback(lambda _: read.put(0))  # wakes the loop below
-            while not (all(look.done() for look in looks) and read.empty()):
-                with suppress(Empty):
-                    done += read.get(timeout=BELL_SECONDS)
+            workers.begin()
+            while not workers.are_done:
+                done += workers.bytes_read()
                 if progress is not None:
                     progress(done, total)
-            found = [look.result() for look in looks]
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+        finally:
+            finish_first(workers.end)
+    if workers.failure is not None:
+        raise workers.failure
+    found = [workers.found[number] for number in range(len(shards))]
     return PayloadReport(
         bytes=done,
         seconds=time.monotonic() - began_seconds,
@@ -110,19 +107,103 @@ def check_payload(
 
 
 def _kda_names(checkpoint: Checkpoint) -> frozenset[str]:
-    """The full names of the tensors that are, or ought to be, of a KDA block."""
-    try:
-        layers = find_layers(checkpoint, path=checkpoint.path)
-    except CheckpointError:  # no decoder
-        return frozenset()
+    """The full names of the tensors that are, or ought to be, of a KDA block, of any decoder."""
     specs = [spec.name for spec in KDA_TENSORS]
     found: list[str] = []
-    for number, full_names in layers.by_number.items():
-        prefix = f"{layers.prefix}{number}."
-        names = {name.removeprefix(prefix) for name in full_names}
-        if classify_attn_block(names) is AttnBlockKind.KDA or is_broken_kda_block(names):
-            found += (prefix + name for name in specs if name in names)
+    for before, layers in names_by_layer(checkpoint).items():
+        for number, full_names in layers.items():
+            prefix = f"{before}{number}."
+            names = {name.removeprefix(prefix) for name in full_names}
+            if classify_attn_block(names) is AttnBlockKind.KDA or is_broken_kda_block(names):
+                found += (prefix + name for name in specs if name in names)
     return frozenset(found)
+
+
+# The threads -------------------------------------------------------------------------------------
+
+
+class _Workers:
+    """What passes between the caller and the threads that read shards.
+
+    No lock is in it that Ctrl-C could leave locked: plain attributes, and queues. Where the system
+    gives no thread, the caller reads the shards itself.
+    """
+
+    def __init__(self, work: _Work, shards: Sequence[Shard], threads: int) -> None:
+        self.found: dict[int, _Found] = {}
+        self.failure: BaseException | None = None
+        self._work = work
+        self._shards = shards
+        self._threads = [_Thread() for _ in range(threads)]
+        self._todo: SimpleQueue[int] = SimpleQueue()
+        for number in range(len(shards)):
+            self._todo.put(number)
+
+    # the caller's side
+
+    def begin(self) -> None:
+        """Begin the threads, as many of them as the system gives."""
+        for thread in self._threads:
+            try:
+                start_new_thread(self._run, (thread,))
+            except RuntimeError:
+                break
+            thread.began = True
+
+    @property
+    def are_done(self) -> bool:
+        """Whether every shard was read, or one could not be for another reason than its own."""
+        is_over = self.failure is not None or len(self.found) == len(self._shards)
+        return is_over and self._work.read.empty()
+
+    def bytes_read(self) -> int:
+        """Wait until something was read, at most `BELL_SECONDS`; how many bytes that is."""
+        if not any(thread.began for thread in self._threads):
+            self._read_next()
+        try:
+            return self._work.read.get(timeout=BELL_SECONDS)
+        except Empty:
+            return 0
+
+    def end(self) -> None:
+        """Have the threads end, and wait for them; one that has not begun will do nothing."""
+        self._work.stop.set()
+        while any(thread.began and not thread.ended for thread in self._threads):
+            self.bytes_read()
+
+    # the threads' side
+
+    def _run(self, thread: _Thread) -> None:
+        thread.began = True
+        while self._read_next():
+            pass
+        thread.ended = True
+        self._work.read.put(0)
+
+    def _read_next(self) -> bool:
+        """Read one shard; False when there is none left, or the pass is over."""
+        if self._work.stop.is_set:
+            return False
+        try:
+            number = self._todo.get_nowait()
+        except Empty:
+            return False
+        try:
+            self.found[number] = _check_shard(self._work, self._shards[number])
+        except BaseException as error:  # handed to the caller, who raises it
+            if not self._work.stop.is_set:
+                self.failure = error
+            self._work.stop.set()
+        self._work.read.put(0)
+        return True
+
+
+class _Thread:
+    """Whether a thread has begun, as it and its starter say, and whether it has ended."""
+
+    def __init__(self) -> None:
+        self.began = False
+        self.ended = False
 
 
 # One shard ---------------------------------------------------------------------------------------
@@ -136,8 +217,8 @@ class _Work:
     ignored: frozenset[tuple[str, str]]
     digests: bool
     arena: PinnedArena
-    read: SimpleQueue[int]
-    stop: CopyStop
+    read: SimpleQueue[int] = field(default_factory=SimpleQueue)
+    stop: CopyStop = field(default_factory=CopyStop)
 
 
 @dataclass(slots=True)
@@ -151,13 +232,14 @@ class _Found:
 
 
 def _check_shard(work: _Work, shard: Shard) -> _Found:
+    """What the shard holds; of one that cannot be read to its end, only that."""
     found = _Found()
     claimant = object()
     slot = work.arena.claim(claimant=claimant)
     try:
         _read_shard(work, shard, slot, found)
     except PayloadError as error:
-        found.problems.append(error)
+        found = _Found(problems=[error])
     finally:
         work.arena.abandon_claim(claimant)
     return found
@@ -264,9 +346,7 @@ class _Tensor:
         is_ignored = (name, shard.file_name) in work.ignored
         self._digest = sha256() if work.digests and not is_ignored else None
         is_kda = name in work.kda_names and not is_ignored and self._info.nbytes > 0
-        self._values = (
-            _Values(self._info.dtype) if is_kda and self._info.dtype in _MAGNITUDES else None
-        )
+        self._values = _Values(self._info.dtype) if is_kda and self._info.dtype in _WIDTHS else None
 
     def take(self, memory: memoryview) -> None:
         """Look at the next bytes of it."""
@@ -301,29 +381,29 @@ class _Tensor:
         )
 
 
-# Of a value's bits: those without the sign, and the first that is infinity; NaN is beyond it.
-_MAGNITUDES: Final[Mapping[str, tuple[str, int, int]]] = {
-    KdaDtype.BF16.value: ("<u2", 0x7FFF, 0x7F80),
-    KdaDtype.F32.value: ("<u4", 0x7FFF_FFFF, 0x7F80_0000),
-}
+_WIDTHS: Final[Mapping[str, int]] = {KdaDtype.BF16.value: 2, KdaDtype.F32.value: 4}
 
 
 class _Values:
     """How many of a tensor's values are not finite, and whether all of them are zero."""
 
     def __init__(self, dtype: str) -> None:
-        import numpy  # only here: the command starts without it
-
-        self._numpy = numpy
-        self._bits, self._mask, self._infinity = _MAGNITUDES[dtype]
-        self.not_finite = 0
-        self.all_zero = True
+        self._ffi, self._lib = extension()
+        self._width = _WIDTHS[dtype]
+        self._seen = self._ffi.new("kda_seen *")
 
     def take(self, memory: memoryview) -> None:
-        values = self._numpy.frombuffer(memory, self._bits)
-        for begin in range(0, len(values), CHECK_VALUES_MAX):
-            magnitudes = values[begin : begin + CHECK_VALUES_MAX] & self._mask
-            largest = magnitudes.max()
-            self.all_zero &= largest == 0
-            if largest >= self._infinity:
-                self.not_finite += int((magnitudes >= self._infinity).sum())
+        """Look at the next values, whole ones."""
+        self._lib.kda_values_look(
+            self._ffi.from_buffer(memory), memory.nbytes, self._width, self._seen
+        )
+
+    @property
+    def not_finite(self) -> int:
+        """How many values are NaN or an infinity."""
+        return int(self._seen.not_finite)
+
+    @property
+    def all_zero(self) -> bool:
+        """Whether no value is anything else than 0 and -0."""
+        return not self._seen.not_zero

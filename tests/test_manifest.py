@@ -65,6 +65,8 @@ def test_other_texts_are_refused(text: bytes) -> None:
         ("format", None),
         ("version", 2),
         ("version", "1"),
+        ("version", True),
+        ("version", 1.0),
         ("tensors", None),
         ("tensors", []),
     ],

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import struct
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.files import Stored, shard_of, write_index, write_shard, write_sparse_shard
+from support.files import Stored, shard_of, u8, write_index, write_shard, write_sparse_shard
 
 from kda_stream import (
     ClosedError,
@@ -26,6 +29,7 @@ from kda_stream.limits import CHECK_PIECE_BYTES
 from kda_stream.testing import Layout, payload, write_checkpoint
 
 RunPython = Callable[..., Any]
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
 LAYOUT = Layout()
 KDA_TENSORS = 15 * len(LAYOUT.kda_layers)
 
@@ -276,6 +280,139 @@ def overwrite_shard(folder: Path, name: str) -> Path:
     path = folder / name
     path.write_bytes(path.read_bytes())
     return path
+
+
+def test_of_a_shard_that_cannot_be_read_to_its_end_nothing_else_is_reported(
+    tmp_path: Path,
+) -> None:
+    """Also not what was seen of it before: it may be of no state that the file ever had."""
+    nan = Stored("F32", [1], F32_NAN)
+    long = u8(bytes(4 * CHECK_PIECE_BYTES))
+    tensors = {"layers.0.self_attn.A_log": nan, "long": long}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(shard_of(tensors))
+    with open_checkpoint(path) as checkpoint:
+
+        def change(done: int, total: int) -> None:
+            if 0 < done < total:
+                os.utime(path)
+
+        report = check_payload(checkpoint, digests=True, progress=change)
+    (problem,) = report.problems
+    assert problem.code is Code.FILE_CHANGED
+    assert (report.tensors, report.kda_tensors) == ({}, 0)
+
+
+def test_an_error_of_another_kind_ends_the_pass_at_once(tmp_path: Path) -> None:
+    """Not only when all that is beside it has been read."""
+    write_sparse_shard(tmp_path / "a.safetensors", "a", 50 * 2**30)
+    write_sparse_shard(tmp_path / "b.safetensors", "b", 1)
+    write_index(tmp_path, {"a": "a.safetensors", "b": "b.safetensors"})
+    with open_checkpoint(tmp_path) as checkpoint:
+        begins = time.monotonic()
+
+        def close(done: int, total: int) -> None:
+            assert total > done
+            checkpoint.close()
+
+        with pytest.raises(ClosedError):
+            check_payload(checkpoint, digests=True, progress=close)
+        assert time.monotonic() - begins < 5
+
+
+@linux_only
+def test_where_the_system_gives_no_thread_the_caller_reads_all_itself(
+    sound: Path, run_python: RunPython
+) -> None:
+    with process_group(1) as group:
+        script = """
+            import json, sys
+            open(sys.argv[2] + "/cgroup.procs", "w").write("0")
+            from kda_stream import check_payload, open_checkpoint
+            with open_checkpoint(sys.argv[1]) as checkpoint:
+                report = check_payload(checkpoint, digests=True)
+            print(json.dumps([len(report.tensors), report.kda_tensors]))
+        """
+        assert run_python(script, sound, group) == [len(LAYOUT.tensors()), KDA_TENSORS]
+
+
+@contextlib.contextmanager
+def process_group(most: int) -> Iterator[Path]:
+    """A control group of at most `most` processes and threads; skips where none can be made."""
+    group = Path("/sys/fs/cgroup/pids") / f"kda_stream-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "pids.max").write_text(str(most))
+    except OSError as error:
+        pytest.skip(f"no control group for processes: {error.strerror}")
+    try:
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_values_of_two_decoders_are_looked_at_both(tmp_path: Path) -> None:
+    nan = Stored("F32", [1], F32_NAN)
+    names = [f"{model}.layers.0.self_attn.A_log" for model in "ab"]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(shard_of(dict.fromkeys(names, nan)))
+    with open_checkpoint(path) as checkpoint:
+        assert [problem.tensor for problem in check_payload(checkpoint).problems] == names
+
+
+def test_thousands_of_shards_take_time_in_proportion(tmp_path: Path) -> None:
+    places = {}
+    for number in range(3000):
+        file = f"{number}.safetensors"
+        write_shard(tmp_path / file, {str(number): b"x"})
+        places[str(number)] = file
+    write_index(tmp_path, places)
+    with open_checkpoint(tmp_path) as checkpoint:
+        report = check_payload(checkpoint, digests=True)
+    assert len(report.tensors) == 3000
+    assert report.seconds < 10  # three, and 27 when each look asks after every shard
+
+
+@linux_only
+def test_many_quick_interrupts_are_one_and_leave_nothing(
+    tmp_path: Path, run_python: RunPython
+) -> None:
+    path = write_sparse_shard(tmp_path / "model.safetensors", "ab", 30 * 2**30)
+    script = """
+        import json, os, signal, sys, threading, time
+        from kda_stream import check_payload, open_checkpoint
+        def count():
+            return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+        def press(times):
+            time.sleep(0.05)
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.002)
+        caught = 0
+        with open_checkpoint(sys.argv[1]) as checkpoint:
+            before = count()
+            for turn in range(30):
+                presser = threading.Thread(target=press, args=(1 + turn % 4,))
+                while True:
+                    try:
+                        presser.start()
+                        check_payload(checkpoint, digests=True)
+                    except KeyboardInterrupt:
+                        caught += 1
+                        break
+                while presser.is_alive():
+                    try:
+                        presser.join()
+                    except KeyboardInterrupt:
+                        pass
+            end = time.monotonic() + 10
+            while count() != before and time.monotonic() < end:
+                time.sleep(0.005)
+            print(json.dumps([caught, before, count()]))
+    """
+    caught, before, after = run_python(script, path)
+    assert caught == 30
+    assert after == before
 
 
 def test_a_closed_checkpoint_is_an_error(sound: Path) -> None:

@@ -92,11 +92,7 @@ def find_layers(names: Collection[str], *, path: object = None) -> LayerNames:
     too), it is the one under which KDA tensors lie; else the one with DSA markers; else with
     attention at all. Raises `CheckpointError` when none is left, or more than one.
     """
-    found: dict[str, dict[int, list[str]]] = {}
-    for name in names:
-        match = _LAYER_NAME.match(name)
-        if match is not None:
-            found.setdefault(match[1], {}).setdefault(int(match[2]), []).append(name)
+    found = names_by_layer(names)
     if not found:
         raise CheckpointError(
             ErrorCode.LAYERS_NONE,
@@ -109,6 +105,16 @@ def find_layers(names: Collection[str], *, path: object = None) -> LayerNames:
     prefix = _decoder_prefix(found, path)
     layers = found[prefix]
     return LayerNames(prefix, {number: tuple(layers[number]) for number in sorted(layers)})
+
+
+def names_by_layer(names: Iterable[str]) -> dict[str, dict[int, list[str]]]:
+    """Full tensor names by what stands before a layer's number, and by that number."""
+    found: dict[str, dict[int, list[str]]] = {}
+    for name in names:
+        match = _LAYER_NAME.match(name)
+        if match is not None:
+            found.setdefault(match[1], {}).setdefault(int(match[2]), []).append(name)
+    return found
 
 
 def _decoder_prefix(found: Mapping[str, Mapping[int, list[str]]], path: object) -> str:

@@ -6,13 +6,14 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..bind import check_kda_weights
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..errors import BindError, CheckpointError, ErrorCode, KdaStreamError, PathError
-from ..files import read_small_file, require_writable_folder, write_new_file
+from ..files import NewFile, read_small_file
 from ..kda.check import BindProblem, ProblemKind
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig, hidden_layer_count
@@ -73,7 +74,7 @@ def _run(arguments: Namespace) -> Result:
     with Progress() as progress:
         return verify_path(
             arguments.path,
-            payload=arguments.payload or arguments.manifest is not None,
+            payload=arguments.payload,
             manifest=arguments.manifest,
             watch=progress.show,
         )
@@ -98,31 +99,38 @@ def verify_path(
     `kda_tensors`, `manifest`, which is null, "written", "not written" or "compared") and `notes`.
     Every problem is in the result.
     """
-    listed = None if manifest is None else _read_manifest(manifest)
-    try:
-        checkpoint = open_checkpoint(path)
-    except KdaStreamError as error:
-        return _not_opened(path, parts(error))
-    with checkpoint:
+    with ExitStack() as opened:
+        target = None if manifest is None else _Manifest.at(manifest, opened)
+        try:
+            checkpoint = opened.enter_context(open_checkpoint(path))
+        except KdaStreamError as error:
+            return _not_opened(path, parts(error))
         checked = _check(checkpoint)
-        if payload:
-            _check_payload(checkpoint, checked, manifest, listed, watch)
+        if payload or target is not None:
+            _check_payload(checkpoint, checked, target, watch)
         return _told(checkpoint, checked)
 
 
-def _read_manifest(path: str) -> dict[str, ManifestEntry] | None:
-    """What the manifest lists; None where it is yet to be written."""
-    if os.path.lexists(path):
-        return parse_manifest(read_small_file(path, MANIFEST_BYTES_MAX), path=path)
-    require_writable_folder(path)
-    return None
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """The manifest at `path`: what it lists, or the file that is to become it."""
+
+    path: str
+    listed: dict[str, ManifestEntry] | None
+    new: NewFile | None
+
+    @classmethod
+    def at(cls, path: str, opened: ExitStack) -> _Manifest:
+        if os.path.exists(path):
+            text = read_small_file(path, MANIFEST_BYTES_MAX)
+            return cls(path, parse_manifest(text, path=path), None)
+        return cls(path, None, opened.enter_context(NewFile(path)))
 
 
 def _check_payload(
     checkpoint: Checkpoint,
     checked: _Checked,
-    manifest: str | None,
-    listed: dict[str, ManifestEntry] | None,
+    manifest: _Manifest | None,
     watch: Callable[[str], None] | None,
 ) -> None:
     began_seconds = time.monotonic()
@@ -136,28 +144,32 @@ def _check_payload(
     checked.problems += report.problems
     if manifest is None:
         return
-    if listed is not None:
+    if manifest.listed is not None:
         checked.manifest = "compared"
         shards = {name: checkpoint.shard_of(name).path for name in checkpoint}
-        checked.problems += manifest_problems(listed, report.tensors, shards, manifest)
+        checked.problems += manifest_problems(
+            manifest.listed, report.tensors, shards, manifest.path
+        )
     elif any(problem.code not in _ABOUT_VALUES for problem in report.problems):
         checked.manifest = "not written"
         checked.notes.append("no manifest was written: not all payload is what it must be")
-    else:
+    elif manifest.new is not None:
         checked.manifest = "written"
-        write_new_file(manifest, manifest_text(report.tensors).encode())
+        manifest.new.finish(manifest_text(report.tensors).encode())
         checked.notes.append(
             f"the manifest was not there, so nothing was compared with it: the digests of "
-            f"{plural(len(report.tensors), 'tensor')} were written to {path_line(manifest)}"
+            f"{plural(len(report.tensors), 'tensor')} were written to {path_line(manifest.path)}"
         )
 
 
 _ABOUT_VALUES: Final = (ErrorCode.PAYLOAD_NOT_FINITE, ErrorCode.PAYLOAD_ZEROS)
+_SECONDS_LEFT_MAX: Final = 10**6
 
 
 def _progress_text(done: int, total: int, seconds: float) -> str:
     rate = done / seconds if seconds else 0.0
-    left = f", {(total - done) / rate:.0f} s left" if rate else ""
+    seconds_left = (total - done) / rate if rate else _SECONDS_LEFT_MAX
+    left = f", {seconds_left:.0f} s left" if seconds_left < _SECONDS_LEFT_MAX else ""
     return f"{size(done)} of {size(total)}, {size(rate)}/s{left}"
 
 

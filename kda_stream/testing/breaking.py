@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -156,6 +156,16 @@ def member(*, dtype: str = "", shape: str = "", offsets: str = "") -> Act:
         return "{" + ",".join(members) + "}"
 
     return entry_from(changed)
+
+
+def resized(change: Callable[[int], int]) -> Act:
+    """Another count of values in the tensor's shape, which has one axis."""
+
+    def changed(old: dict[str, str]) -> Iterator[tuple[str, str]]:
+        for key, text in old.items():
+            yield key, f"[{change(json.loads(text)[0])}]" if key == "shape" else text
+
+    return keys(changed)
 
 
 def keys(change: Callable[[dict[str, str]], Iterable[tuple[str, str]]]) -> Act:

@@ -7,11 +7,13 @@ disagree on.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from ..errors import ArgumentError
 from ..errors import ErrorCode as Code
 from ..limits import HEADER_BYTES_MAX, INTEGER_MAX
 from .breaking import (
@@ -44,6 +46,7 @@ from .breaking import (
     placed_in,
     ranges,
     replaced_by,
+    resized,
     same_range_twice,
     shifted,
     sparse_file,
@@ -213,8 +216,8 @@ class Broken(Enum):
         Code.SHAPE_OVERFLOW, member(shape=f"[{2**62},4,0]", offsets="[0,0]")
     )
     SHAPE_OF_HALF_A_BYTE = _Fault(Code.SHAPE_PARTIAL_BYTE, member(dtype='"F4"', shape="[3]"))
-    SHAPE_LARGER_THAN_ITS_BYTES = _Fault(Code.OFFSETS_SIZE, member(shape="[128,128]"))
-    SHAPE_SMALLER_THAN_ITS_BYTES = _Fault(Code.OFFSETS_SIZE, member(shape="[1]"))
+    SHAPE_LARGER_THAN_ITS_BYTES = _Fault(Code.OFFSETS_SIZE, resized(lambda count: 2 * count))
+    SHAPE_SMALLER_THAN_ITS_BYTES = _Fault(Code.OFFSETS_SIZE, resized(lambda count: count - 1))
 
     OFFSETS_REVERSED = _Fault(Code.OFFSETS_INVALID, ranges(lambda found: found[0].reverse()))
     OFFSETS_NEGATIVE = _Fault(Code.OFFSETS_INVALID, member(offsets="[-16,0]"))
@@ -271,7 +274,7 @@ class Broken(Enum):
     )
     NAMES_OF_TWO_DECODERS = _Fault(
         Code.LAYERS_TWO_PREFIXES,
-        last_kda_layer(lambda t: [t._replace(name="draft." + t.name)]),
+        kda_tensor("", lambda t: [t, t._replace(name="draft." + t.name)]),
     )
     NAMES_WITHOUT_A_LAYER = _Fault(Code.LAYERS_MISSING, last_kda_layer(lambda _: []))
 
@@ -314,11 +317,12 @@ class Broken(Enum):
         Code.CONFIG_VALUE, config(lambda text: text["linear_attn_config"].update(num_heads="4"))
     )
     CONFIG_WITH_TWO_HEAD_DIMS = _Fault(
-        Code.CONFIG_CONTRADICTION, config(lambda text: text.update(linear_head_dim=7))
+        Code.CONFIG_CONTRADICTION,
+        config(lambda t: t.update(linear_head_dim=t["linear_attn_config"]["head_dim"] + 1)),
     )
     CONFIG_OF_ANOTHER_GEOMETRY = _Fault(
         Code.BIND_REFUSED,
-        config(lambda text: text["linear_attn_config"].update(short_conv_kernel_size=2)),
+        config(lambda t: t.update(hidden_size=t["hidden_size"] + 1)),
     )
 
     @property
@@ -337,13 +341,45 @@ def write_broken_checkpoint(
 ) -> Path:
     """Write a checkpoint of that layout (by default `Layout()`) in which one thing is broken.
 
-    In it are at least two shards, two KDA layers and an MTP layer; what is broken concerns the
-    first KDA layer, or the last one where a layer is to be missing. Makes the directory where it is
-    not there yet, and returns its path. Memory and disk: that of the sound checkpoint, twice.
+    What is broken concerns the first KDA layer, or the last one where a layer is to be missing.
+    Makes the directory where it is not there yet, and returns its path. Raises `ArgumentError` when
+    the directory is not empty, and for a layout in which not every kind can be told: it must have
+    two shards, two KDA layers, a conv_kernel of 2, the contract's dtype for A_log, and a prefix of
+    ASCII letters, digits, `_` and `.` that ends with `layers.`.
 
     Example: `write_broken_checkpoint(tmp_path, Broken.FILE_CUT_BY_A_BYTE)`.
     """
     layout = Layout() if layout is None else layout
-    folder = write_checkpoint(directory, layout)
+    _require_breakable(layout)
+    folder = Path(directory)
+    if folder.exists() and any(folder.iterdir()):
+        raise ArgumentError(
+            Code.ARGUMENT,
+            "the directory is not empty",
+            path=folder,
+            hint="write each broken checkpoint into a directory of its own",
+        )
+    write_checkpoint(folder, layout)
     broken.value.act(Victim(folder, layout))
     return folder
+
+
+def _require_breakable(layout: Layout) -> None:
+    for is_met, wanted, got in (
+        (layout.shards >= 2, "two shards", layout.shards),
+        (len(layout.kda_layers) >= 2, "two KDA layers", len(layout.kda_layers)),
+        (layout.config.conv_kernel >= 2, "a conv_kernel of 2", layout.config.conv_kernel),
+        ("A_log" not in layout.dtypes, "the contract's dtype for A_log", layout.dtypes),
+        (_PREFIX.fullmatch(layout.prefix), "a plain prefix, layers. at its end", layout.prefix),
+    ):
+        if not is_met:
+            raise ArgumentError(
+                Code.ARGUMENT,
+                "the layout cannot be broken in every way",
+                expected=f"at least {wanted}",
+                got=got,
+                hint="leave the layout out, or see write_broken_checkpoint",
+            )
+
+
+_PREFIX: Final = re.compile(r"([\w.]*\.)?layers\.", re.ASCII)

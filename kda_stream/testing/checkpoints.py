@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import safetensors
 
 from ..dtypes import DTYPE_BITS
+from ..errors import ArgumentError, ErrorCode
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig
 from ..kda.tensors import ATTENTION_PREFIX, KDA_TENSORS
@@ -100,6 +101,19 @@ class Layout:
     vocabulary: int = 256
     shards: int = 3
     dtypes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        leaves = [spec.name.removeprefix(ATTENTION_PREFIX) for spec in KDA_TENSORS]
+        for leaf, dtype in self.dtypes.items():
+            if leaf not in leaves or dtype not in _SERIALIZER_DTYPES:
+                raise ArgumentError(
+                    ErrorCode.ARGUMENT,
+                    "dtypes has what no KDA tensor can be written as",
+                    tensor=leaf,
+                    expected=f"one of {', '.join(leaves)}: one of {', '.join(_SERIALIZER_DTYPES)}",
+                    got=f"{leaf}: {dtype}",
+                    hint='such as dtypes={"q_conv1d.weight": "F32"}',
+                )
 
     @property
     def kda_layers(self) -> tuple[int, ...]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
-from cli.running import SHARDS, Run
+from cli.running import COMMAND, ENVIRONMENT, SHARDS, Run
 
+from kda_stream import PathError
+from kda_stream.files import NewFile
 from kda_stream.testing import Layout
 
 TENSORS = len(Layout().tensors())
@@ -79,16 +82,54 @@ def test_what_is_no_manifest_is_refused_before_payload_is_read(
         assert "payload" not in ran.json
 
 
-@pytest.mark.parametrize("where", ["no-such-folder/sums.json", "file/sums.json"])
+@pytest.mark.parametrize(
+    "where", ["no-such-folder/sums.json", "file/sums.json", "folder/", "link", "a" * 256]
+)
 def test_a_manifest_that_cannot_be_written_is_refused_before_payload_is_read(
     run: Run, small: Path, tmp_path: Path, where: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    ran = run("verify", small, "--manifest", tmp_path / where, "--json")
+    (tmp_path / "link").symlink_to("nowhere")
+    ran = run("verify", small, "--manifest", f"{tmp_path}/{where}", "--json")
     assert ran.status == 3
     (problem,) = ran.json["problems"]
     assert problem["code"] == "path-not-writable"
     assert "payload" not in ran.json
+
+
+def test_an_empty_name_for_a_manifest_is_refused(run: Run, small: Path) -> None:
+    ran = run("verify", small, "--manifest", "", "--json")
+    assert (ran.status, ran.json["problems"][0]["code"]) == (3, "path-not-writable")
+
+
+def test_a_manifest_that_another_process_wrote_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    with NewFile(str(tmp_path / "sums.json")) as new:
+        (tmp_path / "sums.json").write_text("theirs")
+        with pytest.raises(PathError):
+            new.finish(b"ours")
+    assert (tmp_path / "sums.json").read_text() == "theirs"
+    assert os.listdir(tmp_path) == ["sums.json"]
+
+
+def test_a_manifest_has_the_permissions_that_the_umask_leaves(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    run("verify", small, "--manifest", tmp_path / "s", before="import os; os.umask(0o027)")
+    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o640
+
+
+def test_the_pass_goes_on_when_nobody_reads_its_progress(small: Path) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    done = subprocess.run(
+        [*COMMAND, "verify", str(small), "--payload", "--json"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=writable,
+    )
+    os.close(writable)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["sound"] is True
 
 
 def test_a_full_disk_leaves_no_half_of_a_manifest(run: Run, small: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from safetensors import SafetensorError, safe_open
 
 from kda_stream import (
+    ArgumentError,
     Checkpoint,
     KdaConfig,
     KdaStreamError,
@@ -25,7 +26,14 @@ from kda_stream import (
 from kda_stream.cli import main
 from kda_stream.errors import ErrorCode as Code
 from kda_stream.stream import config_of
-from kda_stream.testing import Broken, Layout, write_broken_checkpoint, write_checkpoint
+from kda_stream.testing import (
+    DSA,
+    KDA,
+    Broken,
+    Layout,
+    write_broken_checkpoint,
+    write_checkpoint,
+)
 from kda_stream.testing.breaking import Victim
 
 every_kind = pytest.mark.parametrize("broken", Broken, ids=lambda broken: broken.name)
@@ -225,3 +233,53 @@ def test_one_file_is_broken_and_all_else_is_as_in_the_sound_checkpoint(
         assert changed == {"config.json"}
     else:
         assert "config.json" not in changed
+
+
+LAYOUTS = {
+    "two shards": Layout(shards=2),
+    "many shards": Layout(shards=9),
+    "no MTP layer": Layout(mtp=0),
+    "KDA layers alone": Layout(kinds=(KDA, KDA), mtp=0, shards=2),
+    "another prefix": Layout(prefix="layers."),
+    "an uneven geometry": Layout(config=KdaConfig(hidden=24, heads=3, head_dim=7, conv_kernel=2)),
+    "one head": Layout(config=KdaConfig(hidden=8, heads=1, head_dim=7, conv_kernel=3)),
+    "F32 conv": Layout(dtypes={"q_conv1d.weight": "F32"}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_kind_gives_its_code_in_other_layouts_too(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    for broken in Broken:
+        folder = write_broken_checkpoint(tmp_path / broken.name, broken, layout)
+        error = refused(DOORS["stream"], folder)
+        assert error is not None, broken
+        assert error.code is broken.code, f"{broken}: {error}"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(shards=1),
+        Layout(kinds=(KDA, DSA)),
+        Layout(kinds=()),
+        Layout(config=KdaConfig(hidden=8, heads=2, head_dim=4, conv_kernel=1)),
+        Layout(dtypes={"A_log": "BF16"}),
+        Layout(prefix=""),
+        Layout(prefix='a"layers.'),
+        Layout(prefix="caf\u00e9.layers."),
+        Layout(prefix="model.blocks."),
+    ],
+)
+def test_a_layout_in_which_a_kind_could_not_be_told_is_refused(
+    layout: Layout, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError):
+        write_broken_checkpoint(tmp_path / "broken", Broken.FILE_EMPTY, layout)
+    assert not (tmp_path / "broken").exists()
+
+
+def test_a_broken_checkpoint_is_not_written_where_something_is(tmp_path: Path) -> None:
+    write_broken_checkpoint(tmp_path, Broken.FILE_NAMED_PIPE)
+    with pytest.raises(ArgumentError, match="not empty"):
+        write_broken_checkpoint(tmp_path, Broken.FILE_EMPTY)

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import safetensors
 
-from kda_stream import BindError, KdaConfig, bind_kda_weights, open_checkpoint
+from kda_stream import ArgumentError, BindError, KdaConfig, bind_kda_weights, open_checkpoint
 from kda_stream.testing import (
     DSA,
     FIELD_TENSORS,
@@ -158,6 +158,14 @@ def test_kda_tensors_are_written_in_the_dtypes_that_are_asked_for(tmp_path: Path
             "self_attn.A_log": "BF16",
             **{f"self_attn.{leaf}": "F32" for leaf in conv},
         }
+
+
+@pytest.mark.parametrize(
+    "dtypes", [{"q_conv1d": "F32"}, {"self_attn.A_log": "F32"}, {"A_log": "F4"}, {"A_log": "f32"}]
+)
+def test_a_dtype_that_cannot_be_written_is_refused_at_once(dtypes: dict[str, str]) -> None:
+    with pytest.raises(ArgumentError):
+        Layout(dtypes=dtypes)
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
