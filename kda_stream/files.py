@@ -81,12 +81,11 @@ def refuse_path(path: str, error: OSError | ValueError) -> NoReturn:
             hint="check the path",
         ) from None
     reason = error.strerror if isinstance(error, OSError) else str(error)
+    hint = "check the path and its permissions"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "raise the limit on open files (ulimit -n), or close some"
     raise PathError(
-        ErrorCode.PATH_NOT_READABLE,
-        "it cannot be read",
-        path=path,
-        got=reason,
-        hint="check the path and its permissions",
+        ErrorCode.PATH_NOT_READABLE, "it cannot be read", path=path, got=reason, hint=hint
     ) from None
 
 

@@ -73,6 +73,9 @@ PAUSE_NANOSECONDS: Final = 50_000_000
 BELL_SECONDS: Final = 0.2
 """How long a stream waits for its thread's ring before it looks for itself: Ctrl-C may eat one."""
 
+ENDING_SECONDS: Final = 0.001
+"""How long to wait before looking again whether a thread that has nothing left to do is over."""
+
 ATTEMPTS_MAX: Final = 8
 """How often giving back is begun anew after signals: more than anyone presses Ctrl-C meanwhile."""
 

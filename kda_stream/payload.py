@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from _thread import start_new_thread
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -14,7 +13,7 @@ from typing import Final
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.layer import names_by_layer
 from .checkpoint.shard import Shard
-from .closing import finish_first
+from .closing import BackgroundThread, finish_first
 from .dtypes import DTYPE_BITS, KdaDtype
 from .errors import (
     ClosedError,
@@ -26,7 +25,7 @@ from .errors import (
 )
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.tensors import KDA_TENSORS
-from .limits import BELL_SECONDS, CHECK_PIECE_BYTES, LAYOUT_BYTES
+from .limits import BELL_SECONDS, CHECK_PIECE_BYTES, ENDING_SECONDS, LAYOUT_BYTES
 from .manifest import SHA256_HEX, ManifestEntry
 from .staging.arena import PinnedArena, Slot
 from .staging.native import extension
@@ -134,7 +133,7 @@ class _Workers:
         self.failure: BaseException | None = None
         self._work = work
         self._shards = shards
-        self._threads = [_Thread() for _ in range(threads)]
+        self._threads = [BackgroundThread() for _ in range(threads)]
         self._todo: SimpleQueue[int] = SimpleQueue()
         for number in range(len(shards)):
             self._todo.put(number)
@@ -145,10 +144,9 @@ class _Workers:
         """Begin the threads, as many of them as the system gives."""
         for thread in self._threads:
             try:
-                start_new_thread(self._run, (thread,))
+                thread.start(self._run)
             except RuntimeError:
                 break
-            thread.began = True
 
     @property
     def are_done(self) -> bool:
@@ -158,7 +156,7 @@ class _Workers:
 
     def bytes_read(self) -> int:
         """Wait until something was read, at most `BELL_SECONDS`; how many bytes that is."""
-        if not any(thread.began for thread in self._threads):
+        if all(thread.is_over for thread in self._threads):
             self._read_next()
         try:
             return self._work.read.get(timeout=BELL_SECONDS)
@@ -168,17 +166,14 @@ class _Workers:
     def end(self) -> None:
         """Have the threads end, and wait for them; one that has not begun will do nothing."""
         self._work.stop.set()
-        while any(thread.began and not thread.ended for thread in self._threads):
-            self.bytes_read()
+        while not all(thread.is_over for thread in self._threads):
+            time.sleep(ENDING_SECONDS)
 
     # the threads' side
 
-    def _run(self, thread: _Thread) -> None:
-        thread.began = True
+    def _run(self) -> None:
         while self._read_next():
             pass
-        thread.ended = True
-        self._work.read.put(0)
 
     def _read_next(self) -> bool:
         """Read one shard; False when there is none left, or the pass is over."""
@@ -196,14 +191,6 @@ class _Workers:
             self._work.stop.set()
         self._work.read.put(0)
         return True
-
-
-class _Thread:
-    """Whether a thread has begun, as it and its starter say, and whether it has ended."""
-
-    def __init__(self) -> None:
-        self.began = False
-        self.ended = False
 
 
 # One shard ---------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from _thread import start_new_thread
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -10,6 +9,8 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 
 from .bind import KdaBindReport, KdaWeights, bind_checked
+from .closing import BackgroundThread
+from .errors import ErrorCode, StreamError
 from .kda.check import CheckedBlock
 from .kda.config import KdaConfig
 from .limits import BELL_SECONDS
@@ -24,7 +25,7 @@ class Stager:
     """What passes between a stream and its thread. The thread holds this, and not the stream.
 
     No lock is in it that Ctrl-C could leave locked: plain attributes and a queue that serves as a
-    bell. `ended` is set by the thread, `_stop` by the stream, `began` by whichever is first.
+    bell. `_ended` is set by the thread, `_stop` by the stream.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class Stager:
     ) -> None:
         self.staged: deque[Staged] = deque()
         self.failure: BaseException | None = None
-        self.began = False
-        self.ended = False
+        self._thread = BackgroundThread()
+        self._ended = False
         self._stop = CopyStop()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._config = config
@@ -50,13 +51,20 @@ class Stager:
     # the stream's side
 
     def start(self) -> None:
-        """Begin to stage in a thread of its own; raises RuntimeError when there can be none.
+        """Begin to stage in a thread of its own; raises RuntimeError when there can be none."""
+        self._thread.start(self._run)
 
-        In one step: threading.Thread.start waits under a lock, and Ctrl-C there would leave the
-        lock locked and the new thread waiting for it for ever.
-        """
-        start_new_thread(self.run, ())
-        self.began = True
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be staged."""
+        return self._ended or self._thread.is_over
+
+    def take_failure(self) -> BaseException | None:
+        """Why it ended before all was staged, told once."""
+        failure, self.failure = self.failure, None
+        if failure is None and not self._ended:
+            return no_thread("it ended before its first line, as where memory is short")
+        return failure
 
     def wait_for_bell(self) -> None:
         """Wait until the thread has done something, at most `BELL_SECONDS`."""
@@ -76,21 +84,20 @@ class Stager:
         """Have the thread end, and wait for it; one that has not begun will do nothing."""
         self.refuse_more()
         self.arena.wake()
-        while self.began and not self.ended:
+        while not self.ended:
             self.wait_for_bell()
 
     # the thread's side
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Stage every layer; an error is left in `failure`."""
-        self.began = True
         try:
             for block in self._blocks:
                 if not self._stage(block):
                     break
         except BaseException as error:  # handed to the consumer, who raises it
             self.failure = None if self._is_stopping() else error
-        self.ended = True
+        self._ended = True
         self._bell.put(None)
 
     def _stage(self, block: CheckedBlock) -> bool:
@@ -105,3 +112,13 @@ class Stager:
 
     def _is_stopping(self) -> bool:
         return self.stopping
+
+
+def no_thread(reason: str) -> StreamError:
+    """The error for a stream whose thread the system does not give."""
+    return StreamError(
+        ErrorCode.STREAM_NO_THREAD,
+        "no thread can be started for the stream",
+        got=reason,
+        hint="raise the limits on threads and on address space",
+    )

@@ -30,7 +30,7 @@ from .kda.check import CheckedBlock, check_kda_block, joint_refusal
 from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from .kda.config import KdaConfig
 from .layout import kda_layer_bytes, kda_slot_bytes, require_alignment
-from .stager import Stager
+from .stager import Stager, no_thread
 from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
 from .staging.reading import ReadChoice, ReadPath, Residency, require_read_choice
 
@@ -141,12 +141,7 @@ class KdaLayerStream(Closing):
             self._stager.start()
         except RuntimeError as error:
             self.close()
-            raise StreamError(
-                ErrorCode.STREAM_NO_THREAD,
-                "no thread can be started for the stream",
-                got=str(error),
-                hint="raise the limits on threads and on address space",
-            ) from None
+            raise no_thread(str(error)) from None
         except BaseException:  # the body is not entered, so nobody else would close
             self.close()
             raise
@@ -162,7 +157,7 @@ class KdaLayerStream(Closing):
         while not stager.staged and not stager.ended:
             stager.wait_for_bell()
         if not stager.staged:
-            failure, stager.failure = stager.failure, None
+            failure = stager.take_failure()
             try:
                 raise StopIteration if failure is None else failure
             finally:

@@ -18,6 +18,7 @@ from support.files import Stored, shard_of, u8, write_index, write_shard, write_
 
 from kda_stream import (
     ClosedError,
+    InUseError,
     PayloadDigestError,
     PayloadError,
     PayloadValueError,
@@ -313,7 +314,8 @@ def test_an_error_of_another_kind_ends_the_pass_at_once(tmp_path: Path) -> None:
 
         def close(done: int, total: int) -> None:
             assert total > done
-            checkpoint.close()
+            with contextlib.suppress(InUseError):  # a piece may be on its way
+                checkpoint.close()
 
         with pytest.raises(ClosedError):
             check_payload(checkpoint, digests=True, progress=close)
@@ -400,11 +402,13 @@ def test_many_quick_interrupts_are_one_and_leave_nothing(
                     except KeyboardInterrupt:
                         caught += 1
                         break
-                while presser.is_alive():
+                quiet = False
+                while presser.is_alive() or not quiet:
                     try:
-                        presser.join()
+                        time.sleep(0.02)  # one that is on its way still comes
+                        quiet = not presser.is_alive()
                     except KeyboardInterrupt:
-                        pass
+                        quiet = False
             end = time.monotonic() + 10
             while count() != before and time.monotonic() < end:
                 time.sleep(0.005)

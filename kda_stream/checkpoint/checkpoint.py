@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Final, Literal
 
-from ..closing import Closing, finish_first
+from ..closing import Closing, finish_first, renew_locks_after_fork
 from ..errors import (
     ArgumentError,
     CheckpointError,
@@ -99,9 +99,14 @@ class Checkpoint(Closing):
         self._shards = shards
         self._places = _places(files, shards)
         self._closed = False
-        self._layers_lock = threading.RLock()
+        self.renew_locks()
+        renew_locks_after_fork(self)
         self._layers: LayerNames | None = None
         self._config: Mapping[str, Any] | None = None
+
+    def renew_locks(self) -> None:
+        """Make new locks, as in a forked child."""
+        self._layers_lock = threading.RLock()
 
     # the mapping
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Final
 
+from ..closing import renew_locks_after_fork
 from ..errors import ClosedError, ErrorCode, HeaderError, PathError, PayloadError
 from ..files import open_regular_file, read_range, refuse_path
 from ..foreign import LENGTH_BYTES, foreign_kind
@@ -64,12 +65,17 @@ class Shard:
 
     def __init__(self, path: str, identity: FileIdentity, header: Header) -> None:
         self._path = path
-        self._lock = threading.RLock()  # a destructor may come in between, and close
+        self.renew_locks()
+        renew_locks_after_fork(self)
         self._mapping: Mapping | None = None
         self._lent: LentMemory | None = None
         self._closed = False
         self.identity = identity
         self.header = header
+
+    def renew_locks(self) -> None:
+        """Make new locks, as in a forked child."""
+        self._lock = threading.RLock()  # a destructor may come in between, and close
 
     @property
     def path(self) -> str:

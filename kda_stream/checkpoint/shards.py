@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from ..closing import renew_locks_after_fork
 from ..errors import (
     CheckpointError,
     ClosedError,
@@ -38,10 +39,15 @@ class Shards(Mapping[str, Shard]):
         self._files = files
         self._header_bytes_max = header_bytes_max
         self._path = path
-        self._lock = threading.RLock()  # a destructor may come in between, and close
+        self.renew_locks()
+        renew_locks_after_fork(self)
         self._closed = False
         self._checked: dict[str, Shard] = {}
         self._unlisted: dict[str, tuple[str, ...]] = {}
+
+    def renew_locks(self) -> None:
+        """Make new locks, as in a forked child."""
+        self._lock = threading.RLock()  # a destructor may come in between, and close
 
     # the mapping
 

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import partial
 from typing import Final, Literal
 
-from ..closing import Closing, finish_first
+from ..closing import Closing, finish_first, renew_locks_after_fork
 from ..errors import (
     ArgumentError,
     ClosedError,
@@ -68,10 +68,8 @@ class _Memory:
     """What an arena shares with its slots; they do not refer to the arena, so no cycle keeps it."""
 
     def __init__(self, nbytes: int, policy: str, *, debug: bool) -> None:
-        # Entered by its own `with`, never by the condition's: that one is written in Python, and
-        # Ctrl-C in it would leave the lock locked.
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.renew_locks()
+        renew_locks_after_fork(self)
         self.debug = debug
         self.closed = False
         self.mapping = map_anonymous(nbytes)
@@ -83,6 +81,13 @@ class _Memory:
         self._locked = self.report.locked
         if are_huge_pages_at_hand(nbytes):
             self.mapping.prefer_huge_pages()
+
+    def renew_locks(self) -> None:
+        """Make new locks, as in a forked child."""
+        # Entered by its own `with`, never by the condition's: that one is written in Python, and
+        # Ctrl-C in it would leave the lock locked.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
 
     def require_open(self) -> None:
         if self.closed:

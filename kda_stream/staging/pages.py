@@ -10,6 +10,7 @@ import weakref
 from functools import partial
 from typing import Any, Final
 
+from ..closing import renew_locks_after_fork
 from ..errors import ArgumentError, ClosedError, ErrorCode, MemoryRefusedError, PayloadError
 from ..limits import HUGE_PAGE_BYTES
 from .native import extension
@@ -43,6 +44,11 @@ class LentMemory:
         self._memory: memoryview | None = memory if writable else memory.toreadonly()
         self.buffer_alive = weakref.ref(buffer)
         self._views: list[weakref.ref[memoryview]] = []
+        self.renew_locks()
+        renew_locks_after_fork(self)
+
+    def renew_locks(self) -> None:
+        """Make new locks, as in a forked child."""
         self._lock = threading.RLock()  # a destructor may come in between, and give back
 
     def view(self, begin: int, end: int) -> memoryview:
