@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 from .bind import KdaBindReport, KdaWeights, bind_checked
 from .closing import BackgroundThread
-from .errors import ErrorCode, StreamError
+from .errors import ErrorCode, KdaStreamError, StreamError
 from .kda.check import CheckedBlock
 from .kda.config import KdaConfig
 from .limits import BELL_SECONDS
@@ -96,7 +96,7 @@ class Stager:
                 if not self._stage(block):
                     break
         except BaseException as error:  # handed to the consumer, who raises it
-            self.failure = None if self._is_stopping() else error
+            self.failure = None if self._is_stopping() else _without_frames(error)
         self._ended = True
         self._bell.put(None)
 
@@ -112,6 +112,18 @@ class Stager:
 
     def _is_stopping(self) -> bool:
         return self.stopping
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """The error; one of the library says all that it has to without the frames it came through.
+
+    They hold the stager and its slots, which would hold them, until the collector comes by.
+    """
+    part: BaseException | None = error if isinstance(error, KdaStreamError) else None
+    while part is not None:
+        part.__traceback__ = None
+        part = part.__context__
+    return error
 
 
 def no_thread(reason: str) -> StreamError:

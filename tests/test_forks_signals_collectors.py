@@ -157,6 +157,34 @@ with open_checkpoint(folder) as checkpoint:
     assert run_python(script, written.folder) == [True, True, 0]
 
 
+@linux_only
+@pytest.mark.mlock
+def test_a_stream_that_is_dropped_after_its_thread_failed_keeps_no_memory_until_the_collector(
+    run_python: RunPython, written: Written, tmp_path: Path
+) -> None:
+    for path in written.folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    script = (
+        HELD
+        + """
+gc.collect()
+gc.disable()
+with open_checkpoint(folder) as checkpoint:
+    before = locked()
+    for path in os.listdir(folder):
+        if path.endswith(".safetensors"):
+            os.utime(os.path.join(folder, path))
+    stream = stream_kda_layers(checkpoint, slots=1)
+    stream.__enter__()
+    time.sleep(0.2)
+    entered = locked() - before
+    del stream
+    print(json.dumps([entered > 0, ended(1), locked() - before]))
+"""
+    )
+    assert run_python(script, tmp_path) == [True, True, 0]
+
+
 def test_a_held_layer_that_is_dropped_gives_its_slot_back(written: Written) -> None:
     with (
         open_checkpoint(written.folder) as checkpoint,

@@ -1,33 +1,38 @@
 """Headers that nobody wrote by hand, with the safetensors package as the judge.
 
-Three properties: what the package writes is read as the package reads it; whatever is done to a
-file, it is never read where the package refuses it, nor read otherwise; and the two ways through a
-header's text, in C and by the json module, never differ.
+Three properties: what the package writes, in one file or in many with an index, is read as the
+package reads it; whatever is done to a file, it is never read where the package refuses it, nor
+read otherwise; and the two ways through a header's text, in C and by the json module, never differ.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, example, given, settings
-from safetensors import TensorSpec, deserialize, safe_open, serialize
-from support.files import shard_bytes
+from safetensors import SafetensorError, TensorSpec, deserialize, safe_open, serialize
+from safetensors.numpy import save_file
+from support.files import shard_bytes, write_index
 from support.headers import BROKEN, ODD
 
-from kda_stream import HeaderError, open_checkpoint
+from kda_stream import Checkpoint, HeaderError, ShardIndexError, open_checkpoint
 from kda_stream.checkpoint.header import Header, header_length, parse_header
 from kda_stream.checkpoint.header_text import Columns, _json_columns, _plain_columns
 from kda_stream.errors import ErrorCode as Code
 
 Seen = dict[str, tuple[str, tuple[int, ...]]]
+Array = np.ndarray[Any, Any]
 
 # What the package's writer calls the dtypes, and their width in bytes; F4 comes two in a byte.
 WRITER_DTYPES: Mapping[str, int] = {
@@ -115,6 +120,87 @@ def test_a_file_that_the_package_wrote_is_read_as_the_package_reads_it(
             assert list(info.shape) == part["shape"] == slice_.get_shape() == stored[name]["shape"]
             assert [info.begin, info.end] == stored[name]["data_offsets"]
             assert checkpoint.tensor(name).data == part["data"]
+
+
+# What numpy saves --------------------------------------------------------------------------------
+
+NUMPY_CODES: Mapping[str, str] = {
+    "bool": "BOOL",
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    "complex64": "C64",
+}
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Array:
+    """Any bytes as an array; of truth values, zeros and ones."""
+    dtype, shape = np.dtype(draw(st.sampled_from(sorted(NUMPY_CODES)))), draw(shapes)
+    data = hashlib.shake_128(draw(st.binary(max_size=8))).digest(math.prod(shape) * dtype.itemsize)
+    if dtype.name == "bool":
+        data = bytes(value & 1 for value in data)
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+dictionaries = st.dictionaries(names, arrays(), max_size=6)
+
+
+def assert_holds(checkpoint: Checkpoint, saved: Mapping[str, Array]) -> None:
+    """Exactly these arrays: names, dtypes, shapes and bytes."""
+    assert set(checkpoint.keys()) == set(saved)
+    for name, array in saved.items():
+        tensor, info = checkpoint.tensor(name), checkpoint.info(name)
+        assert tensor.dtype == info.dtype == NUMPY_CODES[array.dtype.name]
+        assert tensor.shape == info.shape == array.shape
+        assert tensor.data == array.tobytes()
+        assert info.end - info.begin == array.nbytes
+
+
+def offsets_stored(path: Path) -> dict[str, list[int]]:
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return {name: row["data_offsets"] for name, row in header.items() if name != "__metadata__"}
+
+
+@thorough
+@given(saved=dictionaries)
+def test_a_dictionary_of_arrays_that_was_saved_opens_with_the_same_arrays(
+    saved: Mapping[str, Array], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(dict(saved), path)
+    with open_checkpoint(path) as checkpoint:
+        assert_holds(checkpoint, saved)
+        infos = {name: checkpoint.info(name) for name in saved}
+        assert {n: [i.begin, i.end] for n, i in infos.items()} == offsets_stored(path)
+
+
+@thorough
+@given(saved=dictionaries.filter(bool), data=st.data())
+def test_a_dictionary_that_was_saved_in_many_shards_opens_with_the_same_arrays(
+    saved: Mapping[str, Array],
+    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("sharded")
+    files = [f"model-{n}.safetensors" for n in range(4)]
+    places = {name: data.draw(st.sampled_from(files)) for name in saved}
+    for file in set(places.values()):
+        save_file({name: saved[name] for name in saved if places[name] == file}, folder / file)
+    order = data.draw(st.permutations(sorted(places)))
+    write_index(folder, {name: places[name] for name in order})
+    for verify in ("all", "needed"):
+        with open_checkpoint(folder, verify=verify) as checkpoint:
+            assert checkpoint.keys() == order
+            assert_holds(checkpoint, saved)
+            assert {n: checkpoint.shard_of(n).file_name for n in saved} == places
+            for file in set(places.values()):
+                header = checkpoint.shards[file].header
+                infos = {name: header.info(name) for name in header}
+                assert {n: [i.begin, i.end] for n, i in infos.items()} == offsets_stored(
+                    folder / file
+                )
 
 
 # Files that something was done to ----------------------------------------------------------------
@@ -329,6 +415,218 @@ def test_no_cut_of_a_file_is_read(data: bytes) -> None:
     for end in range(len(data)):
         with pytest.raises(HeaderError):
             ours(data[:end])
+
+
+# Whole files that something was done to ----------------------------------------------------------
+# A change is told the file and another one.
+
+
+def _bits_flipped(draw: st.DrawFn, data: bytes, _: bytes) -> bytes:
+    flipped = bytearray(data)
+    for _flip in range(draw(st.integers(1, 3))):
+        flipped[draw(st.integers(0, len(data) - 1))] ^= 1 << draw(st.integers(0, 7))
+    return bytes(flipped)
+
+
+def _stretch(draw: st.DrawFn, data: bytes) -> tuple[int, int]:
+    begin = draw(st.integers(0, len(data)))
+    return begin, draw(st.integers(begin, len(data)))
+
+
+def _cut_off(draw: st.DrawFn, data: bytes, _: bytes) -> bytes:
+    return data[: draw(st.integers(0, len(data)))]
+
+
+def _cut_out(draw: st.DrawFn, data: bytes, _: bytes) -> bytes:
+    begin, end = _stretch(draw, data)
+    return data[:begin] + data[end:]
+
+
+def _spliced_with(draw: st.DrawFn, data: bytes, other: bytes) -> bytes:
+    """The beginning of one and the end of the other; often where header and payload meet."""
+    at, behind = (
+        draw(st.one_of(st.integers(0, len(x)), st.just(_payload_begin(x)))) for x in (data, other)
+    )
+    return data[:at] + other[behind:]
+
+
+def _pasted_into(draw: st.DrawFn, data: bytes, other: bytes) -> bytes:
+    """A stretch of the other, put between or over what is there."""
+    begin, end = _stretch(draw, other)
+    at = draw(st.integers(0, len(data)))
+    return data[:at] + other[begin:end] + data[at + draw(st.sampled_from([0, end - begin])) :]
+
+
+def _stretches_swapped(draw: st.DrawFn, data: bytes, _: bytes) -> bytes:
+    a, b, c, d = sorted(draw(st.integers(0, len(data))) for _ in "abcd")
+    return data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:]
+
+
+def _entries_swapped(draw: st.DrawFn, data: bytes, _: bytes) -> bytes:
+    """Two tensors have each other's name, or each other's dtype, shape or offsets."""
+    begin = _payload_begin(data)
+    header = _object(data[8:begin])
+    tensors = [name for name, row in header.items() if name != "__metadata__" and type(row) is dict]
+    if len(tensors) < 2:
+        return data
+    a, b = draw(st.permutations(tensors))[:2]
+    key = draw(st.sampled_from(["name", "dtype", "shape", "data_offsets"]))
+    if key == "name":
+        header[a], header[b] = header[b], header[a]
+    elif key in header[a] and key in header[b]:
+        header[a][key], header[b][key] = header[b][key], header[a][key]
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=draw(st.booleans()))
+    return shard_bytes(text.encode("utf-8", "surrogatepass"), data[begin:])
+
+
+def _entry_taken_over(draw: st.DrawFn, data: bytes, other: bytes) -> bytes:
+    """An entry of the other file, under its own name, or in place of one that is there."""
+    begin = _payload_begin(data)
+    header, more = _object(data[8:begin]), _object(other[8 : _payload_begin(other)])
+    if not more:
+        return data
+    name = draw(st.sampled_from(sorted(more)))
+    header[draw(st.sampled_from([name, *sorted(header)]))] = more[name]
+    text = json.dumps(header, separators=(",", ":"))
+    return shard_bytes(text, data[begin:])
+
+
+def _length_changed(draw: st.DrawFn, data: bytes, _: bytes) -> bytes:
+    length = int.from_bytes(data[:8], "little") + draw(st.integers(-9, 9))
+    return max(length, 0).to_bytes(8, "little") + data[8:]
+
+
+def _payload_begin(data: bytes) -> int:
+    return min(8 + int.from_bytes(data[:8], "little"), len(data))
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+WHOLE_CHANGES = (
+    _bits_flipped,
+    _cut_off,
+    _cut_out,
+    _spliced_with,
+    _pasted_into,
+    _stretches_swapped,
+    _entries_swapped,
+    _entry_taken_over,
+    _length_changed,
+)
+
+
+@st.composite
+def changed_wholes(draw: st.DrawFn) -> bytes:
+    """A good file to which one or two things were done, and perhaps nothing."""
+    good = st.one_of(steady_files, st.sampled_from(VALID))
+    data, other = draw(good), draw(good)
+    for _ in range(draw(st.integers(0, 2))):
+        if data:
+            change = draw(st.sampled_from(WHOLE_CHANGES))
+            data = change(draw, data, other)
+            event(change.__name__)
+    return data
+
+
+STRICTER = {
+    Code.HEADER_START,
+    Code.HEADER_PADDING,
+    Code.HEADER_DUPLICATE_KEY,
+    Code.HEADER_METADATA,
+    Code.ENTRY_NOT_OBJECT,
+    Code.ENTRY_KEYS,
+}
+"""What is refused here where the package reads the file against the format's own description."""
+
+
+def package_reads(data: bytes) -> bool:
+    try:
+        deserialize(data)
+    except SafetensorError:
+        return False
+    return True
+
+
+def assert_opens_as_the_package_opens(path: Path, checkpoint: Checkpoint) -> None:
+    """The same tensors, of the same dtypes and shapes, with the same bytes."""
+    stored = deserialize(path.read_bytes())
+    with safe_open(path, "np") as opened:
+        assert {name for name, _ in stored} == set(opened.keys())
+        for name, part in stored:
+            tensor, slice_ = checkpoint.tensor(name), opened.get_slice(name)
+            assert tensor.dtype == part["dtype"] == slice_.get_dtype()
+            assert list(tensor.shape) == part["shape"] == slice_.get_shape()
+            assert tensor.data == part["data"]
+
+
+def opened_or_refused(path: Path) -> Checkpoint | HeaderError | ShardIndexError:
+    try:
+        return open_checkpoint(path)
+    except (HeaderError, ShardIndexError) as error:
+        return error
+
+
+@settings(thorough, max_examples=700)
+@given(data=changed_wholes())
+def test_a_changed_file_opens_only_where_the_package_opens_it_and_with_the_same_tensors(
+    data: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    opened = opened_or_refused(path)
+    if not isinstance(opened, Checkpoint):
+        event("refused")
+        assert not package_reads(data) or opened.code in STRICTER, f"too strict: {opened}"
+        return
+    event("opened")
+    with opened, safe_open(path, "np") as package:
+        stored = dict(deserialize(data))
+        assert set(opened.keys()) == set(package.keys()) == set(stored)
+        for name, part in stored.items():
+            tensor, slice_ = opened.tensor(name), package.get_slice(name)
+            assert tensor.dtype == part["dtype"] == slice_.get_dtype()
+            assert list(tensor.shape) == part["shape"] == slice_.get_shape()
+            assert tensor.data == part["data"]
+
+
+@thorough
+@given(shards=st.lists(steady_files, min_size=2, max_size=3), data=st.data())
+def test_a_checkpoint_with_a_changed_shard_opens_only_where_the_package_opens_each(
+    shards: list[bytes], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("changed")
+    files = [f"model-{n}.safetensors" for n in range(len(shards))]
+    places = {
+        name: file
+        for file, shard in zip(files, shards, strict=True)
+        for name, _ in deserialize(shard)
+    }
+    places = places or {"a": files[0]}
+    which = data.draw(st.integers(0, len(shards) - 1))
+    change = data.draw(st.sampled_from(WHOLE_CHANGES))
+    shards[which] = change(data.draw, shards[which], shards[which - 1])
+    for file, shard in zip(files, shards, strict=True):
+        (folder / file).write_bytes(shard)
+    write_index(folder, places)
+    opened = opened_or_refused(folder)
+    if not isinstance(opened, Checkpoint):
+        event(f"refused: {opened.code.value}")
+        return
+    event("opened")
+    with opened:
+        named = [shard for file, shard in zip(files, shards, strict=True) if file in opened.shards]
+        stored = dict(zip(opened.shards, map(dict, map(deserialize, named)), strict=True))
+        assert opened.keys() == list(places)
+        for name, file in places.items():
+            tensor, part = opened.tensor(name), stored[file][name]
+            assert (tensor.dtype, list(tensor.shape)) == (part["dtype"], part["shape"])
+            assert tensor.data == part["data"]
 
 
 # The two ways through a header's text ------------------------------------------------------------
