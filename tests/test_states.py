@@ -74,7 +74,7 @@ from kda_stream.errors import ErrorCode as Code
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 EXAMPLES = int(os.environ.get("STATES_EXAMPLES", "0"))
-USUAL_EXAMPLES = 80
+USUAL_EXAMPLES = 120
 STEPS = 50
 STEP_SECONDS = 30
 CHECKPOINTS_MAX, STREAMS_MAX, ARENAS_MAX, IN_HAND_MAX, PAST_MAX = 4, 2, 2, 6, 2
@@ -371,10 +371,14 @@ class States(RuleBasedStateMachine):
     def give_weights_back(self, draw: Draw) -> None:
         """Those that are forgotten alone are given back when nothing made of them is left."""
         lent = [bound for bound in self.bounds if not bound.loan.released]
-        bound = draw(st.sampled_from([*self.bounds, *lent, *lent]), "weights")
+        pinned = [bound for bound in lent if bound.loan.is_pinned]
+        bound = draw(st.sampled_from([*self.bounds, *lent * 2, *pinned * 2]), "weights")
         what = draw(st.sampled_from(["release", "release", "release and forget", "forget", "hold"]))
         if what == "hold":
             self.hold(bound)
+        self.let_go(bound, what)
+
+    def let_go(self, bound: Bound, what: str) -> None:
         if "release" in what:
             refusal = bound.loan.release()
             must(refusal, bound.release)
@@ -395,7 +399,7 @@ class States(RuleBasedStateMachine):
     # views, and what is made of them
 
     def view(self, draw: Draw) -> None:
-        """View a field of a layer's weights, which may be forgotten then, or a tensor."""
+        """View a field of a layer's weights, which may be let go of then, or a tensor."""
         thing = draw(st.sampled_from(["a view", "a slice", "an array"]))
         if self.bounds and draw(st.integers(0, 2)):
             bound = draw(st.sampled_from(self.bounds), "weights")
@@ -404,8 +408,7 @@ class States(RuleBasedStateMachine):
                 self.view_map(bound.maps[name], functools.partial(bound.data, name), thing)
             else:
                 self.view_slot(bound, name, thing)
-            if draw(now_and_then, "weights forgotten"):
-                self.forget(bound)
+            self.let_go(bound, draw(st.sampled_from(["keep", "keep", "forget", "release"])))
         else:
             opened, layer = self.a_checkpoint(draw), draw(st.sampled_from(ALL_LAYERS))
             leaf = draw(st.sampled_from(["self_attn.o_proj.weight", "input_layernorm.weight"]))
@@ -557,8 +560,11 @@ class States(RuleBasedStateMachine):
     # faults of the files
 
     def change_a_shard(self, draw: Draw) -> None:
+        """Change it, and see what a bind says to that."""
         self.steps_in_peace = 0
         self.change(draw(st.sampled_from(self.shards), "shard"), draw(faults, "fault"))
+        if self.checkpoints and len(self.bounds) < IN_HAND_MAX:
+            self.bind(draw)
 
     def change(self, shard: str, fault: Fault) -> None:
         what, how = fault
