@@ -74,7 +74,7 @@ from kda_stream.errors import ErrorCode as Code
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 EXAMPLES = int(os.environ.get("STATES_EXAMPLES", "0"))
-USUAL_EXAMPLES = 120
+USUAL_EXAMPLES = 100
 STEPS = 50
 STEP_SECONDS = 30
 CHECKPOINTS_MAX, STREAMS_MAX, ARENAS_MAX, IN_HAND_MAX, PAST_MAX = 4, 2, 2, 6, 2
@@ -239,8 +239,8 @@ class States(RuleBasedStateMachine):
     # opening, checking, closing
 
     def open(self, draw: Draw) -> None:
-        """Whatever is there, or after a repair."""
-        if draw(st.integers(0, 2), "repaired"):
+        """Open whatever is there, or what was put right before."""
+        if draw(st.booleans(), "put right"):
             self.folder.repair()
         index = draw(st.sampled_from(["good", "good", "good", self.folder.index, *INDEX_FAULTS]))
         self.folder.set_index(index)
@@ -267,7 +267,9 @@ class States(RuleBasedStateMachine):
         return [opened for opened in self.checkpoints if opened.is_whole]
 
     def check(self, draw: Draw) -> None:
-        opened, layer = self.a_checkpoint(draw), draw(any_numbers, "layer")
+        self.check_a_layer(self.a_checkpoint(draw), draw(any_numbers, "layer"))
+
+    def check_a_layer(self, opened: Opened, layer: int) -> None:
         layers = must(opened.read_config(), opened.real.layers)
         if layers is not None:
             mtp = {MTP_LAYER} if opened.knows_config else set()
@@ -302,6 +304,7 @@ class States(RuleBasedStateMachine):
         must(refusal if is_refused else None, opened.real.close)
         opened.closed = True
         opened.real.close()
+        self.check_a_layer(opened, draw(any_numbers, "layer"))
         if draw(st.booleans(), "forgotten"):
             self.checkpoints.remove(opened)
             self.sources = {key: kept for key, kept in self.sources.items() if key[0] != opened}
@@ -560,10 +563,12 @@ class States(RuleBasedStateMachine):
     # faults of the files
 
     def change_a_shard(self, draw: Draw) -> None:
-        """Change it, and see what a bind says to that."""
+        """Change it, and see what a bind or an opening says to that."""
         self.steps_in_peace = 0
         self.change(draw(st.sampled_from(self.shards), "shard"), draw(faults, "fault"))
-        if self.checkpoints and len(self.bounds) < IN_HAND_MAX:
+        if len(self.checkpoints) < CHECKPOINTS_MAX and draw(st.booleans(), "opened"):
+            self.open_the(draw(openings), draw(verifies))
+        elif self.checkpoints and len(self.bounds) < IN_HAND_MAX:
             self.bind(draw)
 
     def change(self, shard: str, fault: Fault) -> None:
