@@ -59,9 +59,19 @@ if TYPE_CHECKING:
         SpanError,
         StreamError,
     )
-    from .kda.check import BindProblem, ProblemKind
+    from .kda.check import BindProblem, ProblemKind, identify_family
     from .kda.classify import AttnBlockKind, classify_attn_block
     from .kda.config import KdaConfig
+    from .kda.families import (
+        FAMILIES,
+        GLM5_NEXT,
+        GLM5_NEXT_F32_CONV,
+        KIMI_K3,
+        KIMI_LINEAR,
+        LING_3,
+        LING_3_DENSE,
+    )
+    from .kda.family import KdaFamily
     from .kda.source import KdaTensorSource, RawTensor
     from .kda.tensors import DSA_MARKERS, KDA_TENSORS, TensorSpec
     from .layout import kda_slot_bytes
@@ -123,12 +133,23 @@ _HOMES = {
     "kda.check": (
         "BindProblem",
         "ProblemKind",
+        "identify_family",
     ),
     "kda.classify": (
         "AttnBlockKind",
         "classify_attn_block",
     ),
     "kda.config": ("KdaConfig",),
+    "kda.families": (
+        "FAMILIES",
+        "GLM5_NEXT",
+        "GLM5_NEXT_F32_CONV",
+        "KIMI_K3",
+        "KIMI_LINEAR",
+        "LING_3",
+        "LING_3_DENSE",
+    ),
+    "kda.family": ("KdaFamily",),
     "kda.source": (
         "KdaTensorSource",
         "RawTensor",
@@ -167,7 +188,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DSA_MARKERS",
+    "FAMILIES",
+    "GLM5_NEXT",
+    "GLM5_NEXT_F32_CONV",
     "KDA_TENSORS",
+    "KIMI_K3",
+    "KIMI_LINEAR",
+    "LING_3",
+    "LING_3_DENSE",
     "ArgumentError",
     "AttnBlockKind",
     "BindError",
@@ -187,6 +215,7 @@ __all__ = [
     "KdaBindReport",
     "KdaConfig",
     "KdaDtype",
+    "KdaFamily",
     "KdaLayer",
     "KdaLayerStream",
     "KdaStreamError",
@@ -225,6 +254,7 @@ __all__ = [
     "check_kda_weights",
     "check_payload",
     "classify_attn_block",
+    "identify_family",
     "kda_slot_bytes",
     "open_checkpoint",
     "stream_kda_layers",

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import NoneType
+from typing import Any
 
-from .dtypes import KdaDtype
-from .errors import ArgumentError, ErrorCode, SlotError
-from .kda.check import CheckedBlock, check_kda_block
+from .dtypes import DTYPE_BITS, KdaDtype
+from .errors import ArgumentError, ErrorCode, PayloadValueError, SlotError
+from .kda.check import CheckedBlock, FamilyChoice, check_kda_block
 from .kda.config import KdaConfig
+from .kda.families import GLM5_NEXT
+from .kda.family import FIELDS
 from .kda.source import KdaTensorSource, RawTensor
-from .layout import (
-    CONV_FIELD,
-    FIELDS,
-    Layout,
-    fields_of,
-    lay_out,
-    require_alignment,
-    slot_bytes_for,
-)
+from .layout import Field, Layout, fields_of, lay_out, require_alignment, slot_bytes_for
 from .limits import SLOT_ALIGNMENT_BYTES
 from .staging.arena import Lease, LockReport, PinnedArena, Slot
 from .staging.reading import (
@@ -60,17 +55,21 @@ class KdaWeights:
     With Q = heads * head_dim, X = hidden, D = head_dim, H = heads, K = conv_kernel: `q_proj`,
     `k_proj`, `v_proj` BF16 [Q, X]; `conv` BF16 [3Q, K], q, k and v joined in that order; `f_a`,
     `g_a` BF16 [D, X]; `f_b`, `g_b` BF16 [Q, D]; `b_proj` BF16 [H, X]; `a_log` F32 [H]; `dt_bias`
-    F32 [Q]; `o_norm` BF16 [D]; `o_proj` BF16 [X, Q]. The memory is lent: see `release`.
+    F32 [Q]; `o_norm` BF16 [D]; `o_proj` BF16 [X, Q]. So they are for GLM5_NEXT; other families
+    have some in another dtype, and `f` or `g` [Q, X] in the place of `f_a`, `f_b` or `g_a`, `g_b`.
+    What a family lacks is None. The memory is lent: see `release`.
     """
 
     q_proj: BoundTensor
     k_proj: BoundTensor
     v_proj: BoundTensor
     conv: BoundTensor
-    f_a: BoundTensor
-    f_b: BoundTensor
-    g_a: BoundTensor
-    g_b: BoundTensor
+    f_a: BoundTensor | None
+    f_b: BoundTensor | None
+    f: BoundTensor | None
+    g_a: BoundTensor | None
+    g_b: BoundTensor | None
+    g: BoundTensor | None
     b_proj: BoundTensor
     a_log: BoundTensor
     dt_bias: BoundTensor
@@ -79,9 +78,11 @@ class KdaWeights:
     lease: Lease = field(repr=False, compare=False)
 
     def items(self) -> Iterator[tuple[str, BoundTensor]]:
-        """(field name, tensor) of each of the thirteen tensors."""
+        """(field name, tensor) of each tensor that the family has."""
         for name in FIELDS:
-            yield name, getattr(self, name)
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
 
     def release(self) -> None:
         """Give the slot back; every `data` ends. Again: no effect. See `Lease.release`."""
@@ -92,13 +93,17 @@ class KdaWeights:
 class KdaBindReport:
     """What a bind saw and did.
 
-    `bound` tensors of the layer are in the weights, out of `self_attn_seen` attention names;
-    `non_attn_seen` other names were counted and not touched. `unknown_self_attn` is empty, as any
-    such name is refused. `bytes` of weights; `shards` they lie in, in the order of first use;
-    `read` is how they were brought in. `lock` tells of the slot's memory, None without one.
+    `family` is the name of the layer's `KdaFamily`, and `lacking` are the fields of `KdaWeights`
+    that it does not have. `bound` tensors of the layer are in the weights, out of `self_attn_seen`
+    attention names; `non_attn_seen` other names were counted and not touched. `unknown_self_attn`
+    is empty, as any such name is refused. `bytes` of weights; `shards` they lie in, in the order of
+    first use; `read` is how they were brought in. `lock` tells of the slot's memory, None without
+    one.
     """
 
     layer_idx: int
+    family: str
+    lacking: tuple[str, ...]
     bound: int
     self_attn_seen: int
     non_attn_seen: int
@@ -114,6 +119,7 @@ def bind_kda_weights(
     layer_idx: int,
     source: KdaTensorSource,
     *,
+    family: FamilyChoice = GLM5_NEXT,
     into: PinnedArena | Slot | None = None,
     copy: bool = True,
     read: ReadPath = "auto",
@@ -121,13 +127,17 @@ def bind_kda_weights(
     alignment: int | None = None,
     between: Callable[[], None] | None = None,
 ) -> tuple[KdaWeights, KdaBindReport]:
-    """Bind one KDA layer: exactly `KDA_TENSORS` under `self_attn.`, or a refusal that says why.
+    """Bind one KDA layer: exactly the tensors of its family, or a refusal that says why.
+
+    `family` is the table that the layer must be, by default `KDA_TENSORS` under `self_attn.`; with
+    "auto" it is the one that the layer is exactly a block of (see `identify_family`).
 
     Every name, dtype, shape and byte count is checked before a byte of payload is touched. The
     bytes are copied unchanged into a slot of `into`, the three conv tensors joined in q, k, v
     order; with no `into`, an arena of the exact size is made, locked where the system lets it, and
-    lives as long as the weights. `copy=False` leaves all but conv in the source's memory, which for
-    a checkpoint is the mapped file: touching a page that cannot be read kills the process.
+    lives as long as the weights. `copy=False` leaves in the source's memory all that is not joined
+    or padded; for a checkpoint that is the mapped file: touching a page that cannot be read kills
+    the process.
 
     `read` is how payload is brought in; the report says which way it was, and why.
     - "mapped": copied out of the mapped file, window by window. The fastest way for what is in the
@@ -150,8 +160,8 @@ def bind_kda_weights(
 
     Returns the weights, lent until they are released (see `KdaWeights.release`), and the report.
     Raises `BindError` with every problem of the layer; `SlotError` when the slot is not free or too
-    small; `PayloadError` when the payload cannot be brought in or its shard has changed. After any
-    of them the slot is free again.
+    small; `PayloadError` when the payload cannot be brought in or its shard has changed;
+    `PayloadValueError` when padding is not zeros. After any of them the slot is free again.
 
     Example: `weights, report = bind_kda_weights(config, 0, checkpoint.layer(0))`.
     """
@@ -170,10 +180,10 @@ def bind_kda_weights(
             "into is no slot memory",
             expected="a PinnedArena, one of its slots, or None",
             got=type(into).__name__,
-            hint="make the arena with PinnedArena(kda_slot_bytes(config))",
+            hint="make the arena with PinnedArena(kda_slot_bytes(config, family))",
         )
     require_alignment(alignment)
-    block = check_kda_block(config, layer_idx, source)
+    block = check_kda_block(config, layer_idx, source, family)
     choice = ReadChoice(read, residency, block.nbytes, between=between)
     if not copy:
         return _bind_views(config, block, into, choice)
@@ -188,26 +198,38 @@ def bind_checked(
     alignment: int | None,
 ) -> tuple[KdaWeights, KdaBindReport]:
     """`bind_kda_weights` for a block that `check_kda_block` has let pass."""
-    fields = fields_of(config)
+    fields = fields_of(config, block.family, block.tensors)
     layout = lay_out(fields, block.tensors, alignment)
-    lease, read = _fill_slot(into, slot_bytes_for(fields), layout, block, choice)
-    tensors = {
-        field.name: BoundTensor(
-            field.dtype, field.shape, partial(lease.view, begin, begin + field.nbytes)
-        )
-        for field in fields
-        for begin in [layout.begins[field.name]]
-    }
-    return KdaWeights(**tensors, lease=lease), _report(block, read, lease.slot.report)
+    lease, read = _fill_slot(into, slot_bytes_for(fields), fields, layout, block, choice)
+    tensors = {field.name: _bound(field, lease, layout) for field in fields}
+    return _weights(tensors, lease), _report(block, read, lease.slot.report)
 
 
-def check_kda_weights(config: KdaConfig, layer_idx: int, source: KdaTensorSource) -> KdaBindReport:
+def _weights(tensors: Mapping[str, BoundTensor], lease: Lease) -> KdaWeights:
+    found: dict[str, Any] = {name: tensors.get(name) for name in FIELDS}
+    return KdaWeights(**found, lease=lease)
+
+
+def _bound(field: Field, lease: Lease, layout: Layout) -> BoundTensor:
+    begin = layout.begins[field.name]
+    view = partial(lease.view, begin, begin + field.counted_bytes)
+    return BoundTensor(field.dtype, field.shape, view)
+
+
+def check_kda_weights(
+    config: KdaConfig,
+    layer_idx: int,
+    source: KdaTensorSource,
+    *,
+    family: FamilyChoice = GLM5_NEXT,
+) -> KdaBindReport:
     """Every check of `bind_kda_weights` from metadata alone: no payload is touched, none is mapped.
 
-    Returns the report that the bind would give, with `read.path` "none"; raises `BindError`.
+    So that padding is zeros is not among them. Returns the report that the bind would give, with
+    `read.path` "none"; raises `BindError`.
     """
     nothing = ReadReport("none", "judged from metadata alone")
-    return _report(check_kda_block(config, layer_idx, source), nothing, None)
+    return _report(check_kda_block(config, layer_idx, source, family), nothing, None)
 
 
 # Placing and moving ------------------------------------------------------------------------------
@@ -216,6 +238,7 @@ def check_kda_weights(config: KdaConfig, layer_idx: int, source: KdaTensorSource
 def _fill_slot(
     into: PinnedArena | Slot | None,
     nbytes: int,
+    fields: Sequence[Field],
     layout: Layout,
     block: CheckedBlock,
     choice: ReadChoice,
@@ -231,9 +254,11 @@ def _fill_slot(
                 "the slot is too small for the layer",
                 expected=f"{nbytes} bytes",
                 got=f"{slot.nbytes} bytes",
-                hint="make the arena with kda_slot_bytes(config)",
+                hint="make the arena with kda_slot_bytes(config, family)",
             )
         read = _fill(layout, block, slot, choice)
+        for field in fields:
+            _require_zero_tail(field, layout, block, slot)
         return slot.lend(closes_arena=into is None), read
     except BaseException:
         memory.abandon_claim(claimant)
@@ -258,23 +283,42 @@ def _fill(layout: Layout, block: CheckedBlock, slot: Slot, choice: ReadChoice) -
     return replace(read, alignment_bytes=layout.alignment_bytes)
 
 
+def _require_zero_tail(field: Field, layout: Layout, block: CheckedBlock, slot: Slot) -> None:
+    """Raise `PayloadValueError` when what is stored behind the values that count is not zeros."""
+    begin = layout.begins[field.name]
+    tail = bytes(slot.memory()[begin + field.counted_bytes : begin + field.nbytes])
+    if any(tail):
+        place = block.tensors[field.specs[-1].name].place
+        width = DTYPE_BITS[field.dtype.value] // 8
+        raise PayloadValueError(
+            ErrorCode.PAYLOAD_PADDING,
+            "the padding behind the values that count is not zeros",
+            path=None if place is None else place.file.path,
+            tensor=field.specs[-1].name,
+            expected=f"{len(tail) // width} zeros behind {field.counted_bytes // width} values",
+            got=f"{sum(map(bool, tail))} bytes that are not zero",
+            hint="the config's count of heads is another checkpoint's, or the file is damaged",
+        )
+
+
 def _bind_views(
     config: KdaConfig, block: CheckedBlock, into: PinnedArena | Slot | None, choice: ReadChoice
 ) -> tuple[KdaWeights, KdaBindReport]:
-    """Conv joined in a slot of its own; every other tensor a view of the source's memory."""
-    fields = {field.name: field for field in fields_of(config)}
-    conv = fields.pop(CONV_FIELD)
-    layout = lay_out([conv], block.tensors, SLOT_ALIGNMENT_BYTES)
+    """What is made here goes into a slot; every other tensor is a view of the source's memory."""
+    fields = fields_of(config, block.family, block.tensors)
+    made = [field for field in fields if field.is_made_here]
+    layout = lay_out(made, block.tensors, SLOT_ALIGNMENT_BYTES)
     tensors = {
-        name: BoundTensor(
+        field.name: BoundTensor(
             field.dtype, field.shape, partial(_data, block.tensors[field.specs[0].name])
         )
-        for name, field in fields.items()
+        for field in fields
     }
-    lease, read = _fill_slot(into, layout.end, layout, block, choice)
-    tensors[CONV_FIELD] = BoundTensor(conv.dtype, conv.shape, partial(lease.view, 0, layout.end))
-    view = ReadReport("view", f"all but conv is left where it is; conv: {read.path}")
-    return KdaWeights(**tensors, lease=lease), _report(block, view, lease.slot.report)
+    lease, read = _fill_slot(into, layout.end, made, layout, block, choice)
+    tensors.update({field.name: _bound(field, lease, layout) for field in made})
+    names = " and ".join(field.name for field in made)
+    view = ReadReport("view", f"all but {names} is left where it is; {names}: {read.path}")
+    return _weights(tensors, lease), _report(block, view, lease.slot.report)
 
 
 def _data(tensor: RawTensor) -> memoryview:
@@ -284,6 +328,8 @@ def _data(tensor: RawTensor) -> memoryview:
 def _report(block: CheckedBlock, read: ReadReport, lock: LockReport | None) -> KdaBindReport:
     return KdaBindReport(
         layer_idx=block.layer_idx,
+        family=block.family.name,
+        lacking=block.family.lacking,
         bound=len(block.tensors),
         self_attn_seen=block.self_attn_seen,
         non_attn_seen=block.non_attn_seen,

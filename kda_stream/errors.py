@@ -70,11 +70,14 @@ class ErrorCode(str, Enum):
     LAYERS_TWO_PREFIXES = "layers-two-prefixes"
     LAYER_UNKNOWN = "layer-unknown"
     LAYERS_MISSING = "layers-missing"
+    LAYERS_STRAY = "layers-stray"
+    LAYERS_GAP = "layers-gap"
     CONFIG_NOT_JSON = "config-not-json"
     CONFIG_MISSING = "config-missing"
     CONFIG_KEY_MISSING = "config-key-missing"
     CONFIG_VALUE = "config-value"
     CONFIG_CONTRADICTION = "config-contradiction"
+    CONFIG_LAYERS = "config-layers"
     BIND_REFUSED = "bind-refused"
 
     # moving bytes
@@ -105,8 +108,12 @@ class ErrorCode(str, Enum):
     PAYLOAD_DIGEST = "payload-digest"
     PAYLOAD_NOT_FINITE = "payload-not-finite"
     PAYLOAD_ZEROS = "payload-zeros"
+    PAYLOAD_PADDING = "payload-padding"
     MANIFEST_INVALID = "manifest-invalid"
     MANIFEST_TENSORS = "manifest-tensors"
+
+    # two checkpoints
+    DIFF = "diff"
 
     # the build and the machine
     NOT_BUILT = "not-built"
@@ -249,10 +256,12 @@ class ConfigError(KdaStreamError, ValueError):
 class BindError(KdaStreamError, ValueError):
     """A layer is not exactly the expected KDA block; `problems` holds every deviation.
 
-    Each problem is a `kda_stream.BindProblem`.
+    Each problem is a `kda_stream.BindProblem`. `looks_like` says what the layer is, when it is a
+    known thing, and what to do about it; it is part of the hint.
     """
 
     problems: tuple[Any, ...] = ()
+    looks_like: str | None = None
 
 
 class SpanError(KdaStreamError, ValueError):
@@ -268,7 +277,7 @@ class PayloadDigestError(KdaStreamError, ValueError):
 
 
 class PayloadValueError(KdaStreamError, ValueError):
-    """A KDA tensor that holds what no weights are: NaN, infinity, or nothing but zeros."""
+    """A KDA tensor with what it must not hold: NaN, infinity, zeros alone, padding that is not."""
 
 
 class ManifestError(KdaStreamError, ValueError):

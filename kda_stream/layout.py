@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from .dtypes import DTYPE_BITS, KdaDtype
 from .errors import ArgumentError, ErrorCode, in_words
+from .kda.check import FamilyChoice, require_family
 from .kda.config import KdaConfig
+from .kda.families import FAMILIES, GLM5_NEXT
+from .kda.family import KdaFamily
 from .kda.source import Place, RawTensor
-from .kda.tensors import ATTENTION_PREFIX, KDA_TENSORS, TensorSpec
+from .kda.tensors import TensorSpec
 from .limits import LAYOUT_BYTES, READ_ALONG_BYTES_MAX, SLOT_ALIGNMENT_BYTES
 from .staging.reading import Wanted
 from .staging.spans import Span
 
-CONV_FIELD: Final = "conv"
-CONV_LEAVES: Final = ("q_conv1d", "k_conv1d", "v_conv1d")
-
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of `KdaWeights`: its name, dtype and shape, and the tensors joined to make it."""
+    """A field of `KdaWeights`: its name, dtype and shape, and the tensors joined to make it.
+
+    `nbytes` of them are stored, and the first `counted_bytes` handed out: behind these is padding.
+    """
 
     name: str
     dtype: KdaDtype
     shape: tuple[int, ...]
     specs: tuple[TensorSpec, ...]
     nbytes: int
+    counted_bytes: int
+
+    @property
+    def is_made_here(self) -> bool:
+        """Whether it is not simply a tensor: joined of several, or with a tail to be checked."""
+        return len(self.specs) > 1 or self.counted_bytes < self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +60,42 @@ class Layout:
         return bits & -bits
 
 
-def _field_name(spec: TensorSpec) -> str:
-    leaf = spec.name.removeprefix(ATTENTION_PREFIX).removesuffix(".weight")
-    if leaf in CONV_LEAVES:
-        return CONV_FIELD
-    short = {"f_a_proj": "f_a", "f_b_proj": "f_b", "g_a_proj": "g_a", "g_b_proj": "g_b"}
-    return short.get(leaf, leaf.lower())
-
-
-FIELDS: Final = tuple(dict.fromkeys(map(_field_name, KDA_TENSORS)))
-_SPECS_OF: Final = {
-    name: tuple(spec for spec in KDA_TENSORS if _field_name(spec) == name) for name in FIELDS
-}
-
-
-def fields_of(config: KdaConfig) -> tuple[Field, ...]:
-    """The thirteen fields of a layer, in the order of `KDA_TENSORS`."""
+def fields_of(
+    config: KdaConfig, family: KdaFamily, tensors: Mapping[str, RawTensor]
+) -> tuple[Field, ...]:
+    """The fields of a layer of that family, in the order of `KdaWeights`, as its tensors are."""
     fields = []
-    for name, specs in _SPECS_OF.items():
-        shape = specs[0].expected_shape(config)
-        if name == CONV_FIELD:
-            shape = (config.conv_dim, config.conv_kernel)
-        nbytes = sum(spec.expected_bytes(config) for spec in specs)
-        fields.append(Field(name, specs[0].dtype, shape, specs, nbytes))
+    for name, specs in family.fields.items():
+        dtype = KdaDtype(tensors[specs[0].name].dtype)
+        nbytes = sum(spec.expected_bytes(config, dtype) for spec in specs)
+        tail_bytes = specs[-1].tail(config) * DTYPE_BITS[dtype.value] // 8
+        shape = family.handed_out_shape(name, config)
+        fields.append(Field(name, dtype, shape, specs, nbytes, nbytes - tail_bytes))
     return tuple(fields)
 
 
-def kda_layer_bytes(config: KdaConfig) -> int:
-    """The bytes of a layer's tensors; 275,481,088 at the geometry of GLM-5.3-Flash."""
-    return sum(spec.expected_bytes(config) for spec in KDA_TENSORS)
+def kda_layer_bytes(config: KdaConfig, family: KdaFamily = GLM5_NEXT) -> int:
+    """The most bytes of a layer's tensors; 275,481,088 at the geometry of GLM-5.3-Flash."""
+    return sum(spec.most_bytes(config) for spec in family.tensors)
 
 
-def kda_slot_bytes(config: KdaConfig) -> int:
+def kda_slot_bytes(config: KdaConfig, family: FamilyChoice = GLM5_NEXT) -> int:
     """The bytes of a slot that holds one layer, however its tensors lie in their files.
 
     Beside the tensors: 4 KiB for each of them, so that it can lie as in its file modulo the page,
     and the three conv tensors once more, which are read along between the others and joined
-    elsewhere. 275,739,136 at the geometry of GLM-5.3-Flash, 0.1 % more than the tensors.
+    elsewhere. 275,739,136 at the geometry of GLM-5.3-Flash, 0.1 % more than the tensors. With
+    "auto", enough for any family.
+
+    Raises `ArgumentError` for what is no family.
     """
-    return slot_bytes_for(fields_of(config))
+    if family == "auto":
+        return max(kda_slot_bytes(config, one) for one in FAMILIES)
+    nbytes = 0
+    for specs in require_family(family).fields.values():
+        stored = sum(spec.most_bytes(config) for spec in specs)
+        nbytes += stored * (2 if len(specs) > 1 else 1) + len(specs) * LAYOUT_BYTES
+    return nbytes
 
 
 def slot_bytes_for(fields: Iterable[Field]) -> int:

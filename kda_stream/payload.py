@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from queue import Empty, SimpleQueue
@@ -23,8 +23,8 @@ from .errors import (
     PayloadError,
     PayloadValueError,
 )
-from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
-from .kda.tensors import KDA_TENSORS
+from .kda.classify import is_kda_block
+from .kda.families import FAMILIES
 from .limits import BELL_SECONDS, CHECK_PIECE_BYTES, ENDING_SECONDS, LAYOUT_BYTES
 from .manifest import SHA256_HEX, ManifestEntry
 from .staging.arena import PinnedArena, Slot
@@ -56,14 +56,19 @@ class PayloadReport:
 
 
 def check_payload(
-    checkpoint: Checkpoint, *, digests: bool = False, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    *,
+    digests: bool = False,
+    names: Collection[str] | None = None,
+    progress: Progress | None = None,
 ) -> PayloadReport:
     """Read every byte of a checkpoint once, and check what can be known of it.
 
     A shard under a name that is a sha256 (a link into a hub's cache leads to one) must have that
     digest. A KDA tensor must hold no NaN, no infinity, and something else than zeros; it is looked
     at as it is stored, BF16 or F32, and left out in any other dtype. With `digests` the sha256 of
-    each tensor's bytes is in the report.
+    each tensor's bytes is in the report. With `names` only these tensors are read, and no file is
+    compared with its name.
 
     Several shards are read at once, one a core and at most four, each through 16 MiB of memory. The
     page cache is left as it was; the page of each header, which opening brings in, stays.
@@ -75,14 +80,20 @@ def check_payload(
     checking a shard raises, and what `progress` does.
     """
     began_seconds = time.monotonic()
-    shards = list(checkpoint.shards.values())
-    total = sum(shard.identity.file_bytes for shard in shards)
-    threads = min(copy_threads(), len(shards))
+    wanted = None if names is None else frozenset(names)
+    if wanted is None:
+        shards = list(checkpoint.shards.values())
+        total = sum(shard.identity.file_bytes for shard in shards)
+    else:
+        held = dict.fromkeys(checkpoint.shard_of(name).file_name for name in sorted(wanted))
+        shards = [checkpoint.shards[file] for file in held]
+        total = sum(checkpoint.info(name).nbytes for name in wanted)
+    threads = max(1, min(copy_threads(), len(shards)))
     slot_bytes = CHECK_PIECE_BYTES + LAYOUT_BYTES
     done = 0
     with PinnedArena(slot_bytes, slots=threads, lock="off") as arena:
         ignored = frozenset(checkpoint.report.unlisted)
-        work = _Work(_kda_names(checkpoint), ignored, digests, arena)
+        work = _Work(wanted, _kda_names(checkpoint), ignored, digests, arena)
         workers = _Workers(work, shards, threads)
         try:
             workers.begin()
@@ -107,13 +118,13 @@ def check_payload(
 
 def _kda_names(checkpoint: Checkpoint) -> frozenset[str]:
     """The full names of the tensors that are, or ought to be, of a KDA block, of any decoder."""
-    specs = [spec.name for spec in KDA_TENSORS]
+    specs = sorted({name for family in FAMILIES for name in family.names})
     found: list[str] = []
     for before, layers in names_by_layer(checkpoint).items():
         for number, full_names in layers.items():
             prefix = f"{before}{number}."
             names = {name.removeprefix(prefix) for name in full_names}
-            if classify_attn_block(names) is AttnBlockKind.KDA or is_broken_kda_block(names):
+            if is_kda_block(names):
                 found += (prefix + name for name in specs if name in names)
     return frozenset(found)
 
@@ -200,12 +211,17 @@ class _Workers:
 class _Work:
     """What all shards of a pass share."""
 
+    wanted: frozenset[str] | None
     kda_names: frozenset[str]
-    ignored: frozenset[tuple[str, str]]
+    ignored: frozenset[tuple[str | None, str]]
     digests: bool
     arena: PinnedArena
     read: SimpleQueue[int] = field(default_factory=SimpleQueue)
     stop: CopyStop = field(default_factory=CopyStop)
+
+    def ignores(self, name: str | None, shard: Shard) -> bool:
+        """Whether the index places the tensor of that name elsewhere."""
+        return (name, shard.file_name) in self.ignored
 
 
 @dataclass(slots=True)
@@ -235,11 +251,12 @@ def _check_shard(work: _Work, shard: Shard) -> _Found:
 def _read_shard(work: _Work, shard: Shard, slot: Slot, found: _Found) -> None:
     """Bring the file in, piece after piece, and hand each piece to whoever looks at it."""
     expected = os.path.basename(os.path.realpath(shard.path))
-    of_file = sha256() if SHA256_HEX.fullmatch(expected) else None
+    is_whole = work.wanted is None
+    of_file = sha256() if is_whole and SHA256_HEX.fullmatch(expected) else None
     choice = ReadChoice(residency="drop", stop=work.stop)
     memory = slot.memory()
     tensor: _Tensor | None = None
-    for parts in _pieces(shard):
+    for parts in _pieces(shard, work):
         begin, end = parts[0].begin, parts[-1].end
         at = begin % LAYOUT_BYTES
         starts = tuple((part.begin - begin, part.name or "") for part in parts)
@@ -281,14 +298,15 @@ class _Part:
     is_last: bool
 
 
-def _pieces(shard: Shard) -> Iterator[list[_Part]]:
-    """All of a file in pieces of at most `CHECK_PIECE_BYTES`, cut at the borders of tensors.
+def _pieces(shard: Shard, work: _Work) -> Iterator[list[_Part]]:
+    """All that is wanted of a file in pieces of at most `CHECK_PIECE_BYTES`, cut between tensors.
 
     One that is longer is cut at multiples of that from its start, and so between two values.
     """
     piece: list[_Part] = []
-    for part in _parts(shard):
-        if piece and part.end - piece[0].begin > CHECK_PIECE_BYTES:
+    for part in _parts(shard, work):
+        is_full = piece and part.end - piece[0].begin > CHECK_PIECE_BYTES
+        if is_full or (piece and piece[-1].end != part.begin):
             yield piece
             piece = []
         piece.append(part)
@@ -296,13 +314,15 @@ def _pieces(shard: Shard) -> Iterator[list[_Part]]:
         yield piece
 
 
-def _parts(shard: Shard) -> Iterator[_Part]:
+def _parts(shard: Shard, work: _Work) -> Iterator[_Part]:
     header = shard.header
     rows = sorted((header.begins[n], header.ends[n], name) for name, n in header.numbers.items())
     start = header.payload_begin
     spans: list[tuple[int, int, str | None]] = [(0, start, None)]
     spans += ((start + begin, start + end, name) for begin, end, name in rows)
     for begin, end, name in spans:
+        if work.wanted is not None and (name not in work.wanted or work.ignores(name, shard)):
+            continue
         while end - begin > CHECK_PIECE_BYTES:
             yield _Part(name, begin, begin + CHECK_PIECE_BYTES, False)
             begin += CHECK_PIECE_BYTES
@@ -330,7 +350,7 @@ class _Tensor:
         self._info = shard.header.info(name)
         self._path = shard.path
         self._name = name
-        is_ignored = (name, shard.file_name) in work.ignored
+        is_ignored = work.ignores(name, shard)
         self._digest = sha256() if work.digests and not is_ignored else None
         is_kda = name in work.kda_names and not is_ignored and self._info.nbytes > 0
         self._values = _Values(self._info.dtype) if is_kda and self._info.dtype in _WIDTHS else None

@@ -26,10 +26,11 @@ from .errors import (
     ErrorCode,
     StreamError,
 )
-from .kda.check import CheckedBlock, check_kda_block, joint_refusal
-from .kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
+from .kda.check import CheckedBlock, FamilyChoice, check_kda_block, joint_refusal
+from .kda.classify import is_kda_block
 from .kda.config import KdaConfig
-from .layout import kda_layer_bytes, kda_slot_bytes, require_alignment
+from .kda.families import GLM5_NEXT
+from .layout import fields_of, kda_slot_bytes, require_alignment, slot_bytes_for
 from .stager import Stager, no_thread
 from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
 from .staging.reading import ReadChoice, ReadPath, Residency, require_read_choice
@@ -106,6 +107,7 @@ class KdaLayerStream(Closing):
         layers: tuple[LayerIndex, ...],
         blocks: Iterable[CheckedBlock],
         slots: int,
+        slot_bytes: int,
         lock: LockPolicy,
         choice: ReadChoice,
         alignment: int | None,
@@ -115,6 +117,7 @@ class KdaLayerStream(Closing):
         self._config = config
         self._blocks = blocks
         self._slots = slots
+        self._slot_bytes = slot_bytes
         self._lock_policy = lock
         self._choice = choice
         self._alignment = alignment
@@ -134,8 +137,7 @@ class KdaLayerStream(Closing):
                 "the stream was entered before", "make another one for a second pass"
             )
         self._began_seconds = time.monotonic()
-        slot_bytes = kda_slot_bytes(self._config)
-        arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock_policy)
+        arena = PinnedArena(self._slot_bytes, slots=self._slots, lock=self._lock_policy)
         self._stager = Stager(self._config, self._blocks, arena, self._choice, self._alignment)
         try:
             self._stager.start()
@@ -182,7 +184,7 @@ class KdaLayerStream(Closing):
             bytes=self._bytes,
             seconds=time.monotonic() - self._began_seconds,
             slots=self._slots,
-            slot_bytes=kda_slot_bytes(self._config),
+            slot_bytes=self._slot_bytes,
             reads=dict(self._reads),
             notes=tuple(self._notes),
             lock=stager.arena.report,
@@ -260,6 +262,7 @@ def stream_kda_layers(
     slots: int = 2,
     lock: LockPolicy = "prefer",
     config: KdaConfig | None = None,
+    family: FamilyChoice = GLM5_NEXT,
     read: ReadPath = "auto",
     residency: Residency = "auto",
     alignment: int | None = None,
@@ -271,6 +274,7 @@ def stream_kda_layers(
     checkpoint that was opened with `verify="needed"`, each before its own. Use the stream in a
     `with`: a layer is lent until the next step of the loop, or until it is released
     when held. `config` is the geometry, by default that of the config.json beside the shards.
+    `family` is as for `bind_kda_weights`; with "auto" each layer's is its own.
     `lock` is as for `PinnedArena`; `read`, `residency` and `alignment` are as for
     `bind_kda_weights`, each layer's way chosen for itself.
 
@@ -295,40 +299,56 @@ def stream_kda_layers(
             hint="open it: with open_checkpoint(path) as checkpoint:",
         )
     geometry = config_of(checkpoint) if config is None else config
-    require_arena_arguments(kda_slot_bytes(geometry), slots, lock)
+    require_arena_arguments(kda_slot_bytes(geometry, family), slots, lock)
     if layers is None:
         checkpoint.require_every_layer()
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
+    slot_bytes = kda_slot_bytes(geometry, family)
     if checkpoint.report.shards_checked == checkpoint.report.shards:
-        blocks = _all_checked(geometry, checkpoint, chosen)
+        checked = _all_checked(geometry, checkpoint, chosen, family)
+        if checked:
+            slot_bytes = max(_slot_bytes(geometry, block) for block in checked)
+        blocks = iter(checked)
     else:
-        blocks = _checked_in_turn(geometry, checkpoint, chosen)
-    choice = ReadChoice(read, residency, len(chosen) * kda_layer_bytes(geometry))
-    return KdaLayerStream(checkpoint, geometry, chosen, blocks, slots, lock, choice, alignment)
+        blocks = _checked_in_turn(geometry, checkpoint, chosen, family)
+    choice = ReadChoice(read, residency, len(chosen) * slot_bytes)
+    return KdaLayerStream(
+        checkpoint, geometry, chosen, blocks, slots, slot_bytes, lock, choice, alignment
+    )
+
+
+def _slot_bytes(config: KdaConfig, block: CheckedBlock) -> int:
+    return slot_bytes_for(fields_of(config, block.family, block.tensors))
 
 
 def _checked_in_turn(
-    config: KdaConfig, checkpoint: Checkpoint, layers: Iterable[LayerIndex]
+    config: KdaConfig,
+    checkpoint: Checkpoint,
+    layers: Iterable[LayerIndex],
+    family: FamilyChoice,
 ) -> Iterator[CheckedBlock]:
     """Each layer's block, checked when it is asked for."""
     for index in layers:
-        yield check_kda_block(config, index, checkpoint.layer(index))
+        yield check_kda_block(config, index, checkpoint.layer(index), family)
 
 
 def _all_checked(
-    config: KdaConfig, checkpoint: Checkpoint, layers: Sequence[LayerIndex]
-) -> Iterator[CheckedBlock]:
+    config: KdaConfig,
+    checkpoint: Checkpoint,
+    layers: Sequence[LayerIndex],
+    family: FamilyChoice,
+) -> list[CheckedBlock]:
     """Every layer's block; raises one `BindError` with every problem of every layer."""
     blocks: list[CheckedBlock] = []
     refusals: list[BindError] = []
     for index in layers:
         try:
-            blocks.append(check_kda_block(config, index, checkpoint.layer(index)))
+            blocks.append(check_kda_block(config, index, checkpoint.layer(index), family))
         except BindError as error:
             refusals.append(error)
     if refusals:
         raise joint_refusal(refusals, len(layers), checkpoint.path)
-    return iter(blocks)
+    return blocks
 
 
 def kda_layers(checkpoint: Checkpoint) -> tuple[LayerIndex, ...]:
@@ -340,7 +360,7 @@ def kda_layers(checkpoint: Checkpoint) -> tuple[LayerIndex, ...]:
     chosen = tuple(
         index
         for index in checkpoint.layers()
-        if not index.is_mtp and _is_kda(checkpoint.layer(index).names())
+        if not index.is_mtp and is_kda_block(checkpoint.layer(index).names())
     )
     if not chosen:
         raise CheckpointError(
@@ -363,10 +383,6 @@ def config_of(checkpoint: Checkpoint) -> KdaConfig:
             hint="fetch it, or pass config=KdaConfig(...)",
         )
     return KdaConfig.from_json(checkpoint.config_path)
-
-
-def _is_kda(names: list[str]) -> bool:
-    return classify_attn_block(names) is AttnBlockKind.KDA or is_broken_kda_block(names)
 
 
 def _indices(checkpoint: Checkpoint, layers: Iterable[int]) -> tuple[LayerIndex, ...]:

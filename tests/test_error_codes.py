@@ -56,6 +56,7 @@ from support.told_errors import Told, state
 
 import kda_stream
 from kda_stream import (
+    KIMI_K3,
     CopyPlan,
     CopyStop,
     ErrorCode,
@@ -72,7 +73,10 @@ from kda_stream import (
     open_checkpoint,
     stream_kda_layers,
 )
+from kda_stream.cli.diff import diff_paths
 from kda_stream.cli.verify import verify_path
+from kda_stream.testing import Layout
+from kda_stream.testing import write_checkpoint as write_layout
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(kda_stream.__file__).parent
@@ -607,6 +611,76 @@ def test_payload_zeros(told: Told, tmp_path: Path) -> None:
     shard = write_shard(tmp_path / SHARD, {name: FileStored("F32", (3,), bytes(12))})
     with told(ValueError, path=shard, tensor=name, expected="not all zero", got="3 such values"):
         raise problem_of_payload(shard)
+
+
+def test_payload_padding(told: Told) -> None:
+    """Kimi-K3 stores more values of A_log than it has heads; those behind must be zeros."""
+    config = KdaConfig(hidden=24, heads=3, head_dim=5, conv_kernel=2)
+    tensors = {}
+    for spec in KIMI_K3.tensors:
+        data = bytearray(spec.expected_bytes(config))
+        if spec.name.endswith("A_log"):
+            data[-1] = 1
+        shape = spec.expected_shape(config)
+        tensors[spec.name] = RawTensor(spec.dtype.value, shape, bytes(data))
+    with told(
+        ValueError, tensor="self_attn.A_log", expected="125 zeros behind 3 values", got="1 bytes"
+    ):
+        bind_kda_weights(config, 0, Held(tensors), family="auto")
+
+
+class Held:
+    """A layer in memory."""
+
+    def __init__(self, tensors: dict[str, RawTensor]) -> None:
+        self.get, self.names = tensors.get, lambda: list(tensors)
+
+
+def verified(folder: Path, code: ErrorCode) -> KdaStreamError:
+    (problem,) = [found for found in verify_path(str(folder)).problems if found.code is code]
+    return problem
+
+
+def edited(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
+    """A sound checkpoint of eight layers whose `text_config` went through `edit`."""
+    path = write_layout(folder / "edited") / "config.json"
+    config = json.loads(path.read_text())
+    edit(config["text_config"])
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_config_layers(told: Told, tmp_path: Path) -> None:
+    path = edited(tmp_path, lambda text: text.update(layer_types=["linear_attention"] * 8))
+    with told(ValueError, path=path, expected="KDA layers 0-2, 4-6", got="KDA layers 0-7"):
+        raise verified(path.parent, ErrorCode.CONFIG_LAYERS)
+
+
+def test_layers_stray(told: Told, tmp_path: Path) -> None:
+    path = edited(tmp_path, lambda text: text.update(num_nextn_predict_layers=0))
+    with told(ValueError, path=path.parent, expected="8 decoder layers and 0 MTP", got="layers 8"):
+        raise verified(path.parent, ErrorCode.LAYERS_STRAY)
+
+
+def test_layers_gap(told: Told, tmp_path: Path) -> None:
+    tensors = {
+        f"layers.{number}.self_attn.A_log": FileStored("U8", (1,), b"x") for number in (0, 2)
+    }
+    shard = write_shard(tmp_path / SHARD, tensors)
+    with told(
+        ValueError, path=shard, expected="every number up to 2", got="1 missing, 1 the first"
+    ):
+        raise verified(shard, ErrorCode.LAYERS_GAP)
+
+
+def test_diff(told: Told, tmp_path: Path) -> None:
+    one = write_layout(tmp_path / "one")
+    other = write_layout(tmp_path / "other", Layout(dtypes={"A_log": "F64"}))
+    problem = diff_paths(str(one), str(other)).problems[0]
+    name = "model.language_model.layers.0.self_attn.A_log"
+    shard = other / "model-00001-of-00003.safetensors"
+    with told(ValueError, path=shard, tensor=name, expected="F32 [4]", got="F64 [4]"):
+        raise problem
 
 
 def test_manifest_invalid(told: Told, one_layer: Written) -> None:

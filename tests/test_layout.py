@@ -35,6 +35,7 @@ from kda_stream import (
     open_checkpoint,
 )
 from kda_stream.kda.check import check_kda_block
+from kda_stream.kda.families import GLM5_NEXT
 from kda_stream.layout import Layout, fields_of, lay_out
 
 PREFIX = "model.layers.0.self_attn."
@@ -62,8 +63,8 @@ def in_order(geometry: Geometry, leaves: Sequence[str]) -> dict[str, Stored]:
 def laid_out(path: Path, geometry: Geometry, alignment: int | None = None) -> Layout:
     with open_checkpoint(path) as checkpoint:
         config = config_of(geometry)
-        block = check_kda_block(config, 0, checkpoint.layer(0))
-        return lay_out(fields_of(config), block.tensors, alignment)
+        block = check_kda_block(config, 0, checkpoint.layer(0), GLM5_NEXT)
+        return lay_out(fields_of(config, GLM5_NEXT, block.tensors), block.tensors, alignment)
 
 
 def assert_bound(
@@ -101,7 +102,11 @@ def assert_bound(
 
 def assert_sound(layout: Layout, geometry: Geometry) -> None:
     """No two fields share a byte, reads are in order and within the slot, nothing is missed."""
-    fields = {field.name: field.nbytes for field in fields_of(config_of(geometry))}
+    config = config_of(geometry)
+    fields = {
+        name: sum(spec.expected_bytes(config) for spec in specs)
+        for name, specs in GLM5_NEXT.fields.items()
+    }
     assert set(layout.begins) == set(fields)
     places = sorted((begin, begin + fields[name]) for name, begin in layout.begins.items())
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))

@@ -326,6 +326,8 @@ RAISED_BESIDE_ERRORS = {
     "": {"AttributeError"},
     "checkpoint.header_text": {"_MetadataError"},
     "checkpoint.shards": {"KeyError", "problems[0]", "whole"},
+    "cli.arguments": {"argparse.ArgumentTypeError"},
+    "cli.diff": {"problem"},
     "cli.stream": {"ArgumentTypeError"},
     "closing": {"interrupt", "interrupt or error"},
     "files": {"OSError"},

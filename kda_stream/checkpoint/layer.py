@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ..errors import CheckpointError, ErrorCode, listed, shown
+from ..kda.families import BLOCKS, KDA_SIGNS
 from ..kda.source import RawTensor
-from ..kda.tensors import ATTENTION_PREFIX, DSA_MARKERS, KDA_SIGNS
+from ..kda.tensors import DSA_MARKERS
 from ..limits import LAYER_DIGITS_MAX
 from .header import TensorInfo
 
@@ -119,7 +120,7 @@ def names_by_layer(names: Iterable[str]) -> dict[str, dict[int, list[str]]]:
 
 def _decoder_prefix(found: Mapping[str, Mapping[int, list[str]]], path: object) -> str:
     candidates = list(found)
-    for marks in (KDA_SIGNS, DSA_MARKERS, (ATTENTION_PREFIX,)):
+    for marks in (KDA_SIGNS, DSA_MARKERS, BLOCKS):
         if len(candidates) == 1:
             break
         marked = [prefix for prefix in candidates if _has_any(prefix, found[prefix], marks)]

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from ..errors import ArgumentError, ErrorCode, shown
+from ..kda.check import FamilyChoice
+from ..kda.families import FAMILIES, GLM5_NEXT
 from ..limits import LINE_CHARS_MAX
 from .output import Result
 
@@ -68,3 +70,24 @@ def add_path(parser: Parser) -> None:
         metavar="PATH",
         help="a directory with an index, an index file, a directory with one shard, or a shard",
     )
+
+
+def add_family(parser: Parser) -> None:
+    """The option that says which family of checkpoints the KDA layers must be of."""
+    parser.add_argument(
+        "--family",
+        type=_family,
+        default=GLM5_NEXT,
+        metavar="NAME",
+        help=f"the table that each KDA layer must be: {', '.join(map(str, FAMILIES))}, or auto: "
+        f"the one that it is (default: {GLM5_NEXT})",
+    )
+
+
+def _family(text: str) -> FamilyChoice:
+    if text == "auto":
+        return "auto"
+    named = {family.name: family for family in FAMILIES}
+    if text.upper() not in named:
+        raise argparse.ArgumentTypeError(f"{text!r} is no family: {', '.join(named)}, or auto")
+    return named[text.upper()]

@@ -20,11 +20,11 @@ from ..errors import (
     NotFoundError,
     PathError,
 )
-from . import demo, inspect, stream, verify
+from . import demo, diff, inspect, stream, verify
 from .arguments import EXITS, PROGRAM, Parser
 from .output import Exit, Result, parts, print_error, print_result
 
-_SUBCOMMANDS: Final = (inspect, verify, stream, demo)
+_SUBCOMMANDS: Final = (inspect, verify, stream, diff, demo)
 _EXAMPLES: Final = """\
 examples:
   kda-stream demo

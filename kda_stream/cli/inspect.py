@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -11,6 +12,7 @@ from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..errors import KdaStreamError, shown
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig
+from ..kda.families import FAMILIES
 from ..stream import config_of
 from .arguments import Commands, Parser, add_command, add_path
 from .output import Exit, Result, exact_size, note_rows, path_line, plural, row, size, some
@@ -171,12 +173,25 @@ def _layer_rows(layers: Sequence[LayerFacts], files: list[str]) -> Iterator[str]
         f"{plural(len(kda), 'layer')} of {each} bytes, {total:,} in all ({size(total)}), "
         f"in {len(used)} of {plural(len(files), 'shard')}",
     )
+    counts = Counter(layer.family or "none" for layer in kda)
+    yield from row("family", ", ".join(_family_text(name, counts) for name in counts))
+    yield from row("shards", ", ".join(_place_text(layer, files) for layer in kda))
     spanning = [layer for layer in kda if len(layer.kda_shards) > 1]
     yield from row(
         "spanning",
         some((_spanning_text(layer, files) for layer in spanning), len(spanning), _ITEMS_MAX)
         or "no KDA layer lies in more than one shard",
     )
+
+
+def _family_text(name: str, counts: Counter[str]) -> str:
+    about = {family.name: f": {family.about}" for family in FAMILIES}.get(name, "")
+    return f"{name} ({plural(counts[name], 'layer')}){about}"
+
+
+def _place_text(layer: LayerFacts, files: list[str]) -> str:
+    numbers = "+".join(str(files.index(file) + 1) for file in layer.kda_shards)
+    return f"{int(layer.index)} in {numbers}"
 
 
 def _spanning_text(layer: LayerFacts, files: list[str]) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..checkpoint.checkpoint import open_checkpoint
+from ..kda.check import FamilyChoice
+from ..kda.families import GLM5_NEXT
 from ..staging.arena import LOCK_POLICIES, LockPolicy, LockReport
 from ..staging.reading import READ_PATHS, RESIDENCIES, ReadPath, Residency
 from ..staging.residency import MemoryUse, memory_use
 from ..stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
-from .arguments import Commands, Parser, add_command, add_path
+from .arguments import Commands, Parser, add_command, add_family, add_path
 from .output import Exit, Result, exact_size, path_line, plural, row, size
 from .progress import Progress
 
@@ -28,6 +30,7 @@ def add_parser(commands: Commands[Parser]) -> None:
         run=_run,
     )
     add_path(parser)
+    add_family(parser)
     parser.add_argument(
         "--layers", type=_layer_numbers, metavar="N,N,...", help="these layers (default: every one)"
     )
@@ -73,6 +76,7 @@ def _run(arguments: Namespace) -> Result:
         return stream_path(
             arguments.path,
             lambda _, stream: progress.show(_progress_text(stream)),
+            family=arguments.family,
             layers=arguments.layers,
             slots=arguments.slots,
             lock=arguments.lock,
@@ -95,6 +99,7 @@ def stream_path(
     path: str,
     watch: Watch,
     *,
+    family: FamilyChoice = GLM5_NEXT,
     layers: Sequence[int] | None = None,
     slots: int = 2,
     lock: LockPolicy = "prefer",
@@ -113,6 +118,7 @@ def stream_path(
     with open_checkpoint(path) as checkpoint:
         stream = stream_kda_layers(
             checkpoint,
+            family=family,
             layers=layers,
             slots=slots,
             lock=lock,

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.layer import LayerIndex
+from ..checkpoint.layer import LayerIndex, LayerSource
+from ..errors import BindError
+from ..kda.check import identify_family
 from ..kda.classify import AttnBlockKind, classify_attn_block, is_broken_kda_block
 from ..kda.config import KdaConfig
-from ..kda.tensors import KDA_TENSORS
+from ..kda.families import FAMILIES
 
 MTP: Final = "MTP"
 LABELS: Final = (*(kind.value for kind in AttnBlockKind), MTP)
@@ -21,11 +23,13 @@ LABELS: Final = (*(kind.value for kind in AttnBlockKind), MTP)
 class LayerFacts:
     """One layer: its kind, and for a KDA layer the bytes of its KDA tensors and their shard files.
 
-    `is_broken_kda`: an UNKNOWN one with names that only a KDA layer has.
+    `family` is the name of the one that it is exactly a block of, at the geometry that it has; None
+    for any other. `is_broken_kda`: an UNKNOWN one with names that only a KDA layer has.
     """
 
     index: LayerIndex
     kind: AttnBlockKind
+    family: str | None
     is_broken_kda: bool
     kda_bytes: int
     kda_shards: tuple[str, ...]
@@ -45,6 +49,7 @@ class LayerFacts:
         return {
             "index": int(self.index),
             "kind": self.kind.value,
+            "family": self.family,
             "is_mtp": self.index.is_mtp,
             "is_broken_kda": self.is_broken_kda,
             "kda_bytes": self.kda_bytes,
@@ -60,17 +65,26 @@ def survey_layers(checkpoint: Checkpoint) -> tuple[LayerFacts, ...]:
 def _facts(checkpoint: Checkpoint, index: LayerIndex) -> LayerFacts:
     source = checkpoint.layer(index)
     names = source.names()
-    kind = classify_attn_block(names)
+    kind = classify_attn_block(names, FAMILIES)
     if kind is not AttnBlockKind.KDA:
-        return LayerFacts(index, kind, is_broken_kda_block(names), 0, ())
-    full = [source.prefix + spec.name for spec in KDA_TENSORS]
+        return LayerFacts(index, kind, None, is_broken_kda_block(names), 0, ())
+    known = {name for family in FAMILIES for name in family.names}
+    full = [source.prefix + name for name in names if name in known]
     return LayerFacts(
         index,
         kind,
+        _family_name(source),
         False,
         sum(checkpoint.info(name).nbytes for name in full),
         tuple(sorted({checkpoint.shard_of(name).file_name for name in full})),
     )
+
+
+def _family_name(source: LayerSource) -> str | None:
+    try:
+        return identify_family(source).name
+    except BindError:
+        return None
 
 
 def count_kinds(layers: Iterable[LayerFacts]) -> dict[str, int]:

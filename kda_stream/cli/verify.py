@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,17 +13,18 @@ from typing import Any, Final
 
 from ..bind import check_kda_weights
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ..errors import BindError, CheckpointError, ErrorCode, KdaStreamError, PathError
+from ..errors import BindError, ErrorCode, KdaStreamError, PathError
 from ..files import NewFile, read_small_file
-from ..kda.check import BindProblem, ProblemKind
+from ..kda.check import BindProblem, FamilyChoice, ProblemKind
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig, hidden_layer_count
-from ..kda.tensors import KDA_TENSORS
+from ..kda.families import FAMILIES, GLM5_NEXT
 from ..limits import MANIFEST_BYTES_MAX
 from ..manifest import ManifestEntry, manifest_problems, manifest_text, parse_manifest
 from ..payload import PayloadReport, check_payload
 from ..stream import config_of, kda_layers
-from .arguments import Commands, Parser, add_command, add_path
+from .arguments import Commands, Parser, add_command, add_family, add_path
+from .numbering import numbering_problems
 from .output import Exit, Result, note_rows, parts, path_line, plural, row, size, some
 from .progress import Progress
 from .survey import (
@@ -42,7 +44,7 @@ class _Checked:
     layers: tuple[LayerFacts, ...] = ()
     kda: tuple[int, ...] = ()
     config: KdaConfig | None = None
-    bound: int = 0
+    families: Counter[str] = field(default_factory=Counter)
     payload: PayloadReport | None = None
     manifest: str | None = None
     problems: list[KdaStreamError] = field(default_factory=list)
@@ -56,6 +58,7 @@ def add_parser(commands: Commands[Parser]) -> None:
     )
     parser = add_command(commands, "verify", summary, example="GLM-5.3-Flash", run=_run)
     add_path(parser)
+    add_family(parser)
     parser.add_argument(
         "--payload",
         action="store_true",
@@ -74,6 +77,7 @@ def _run(arguments: Namespace) -> Result:
     with Progress() as progress:
         return verify_path(
             arguments.path,
+            family=arguments.family,
             payload=arguments.payload,
             manifest=arguments.manifest,
             watch=progress.show,
@@ -83,6 +87,7 @@ def _run(arguments: Namespace) -> Result:
 def verify_path(
     path: str,
     *,
+    family: FamilyChoice = GLM5_NEXT,
     payload: bool = False,
     manifest: str | None = None,
     watch: Callable[[str], None] | None = None,
@@ -95,9 +100,9 @@ def verify_path(
 
     The facts: `path`, `sound`, and, once headers and index hold, `shards` (how many), `tensors`,
     `tensor_bytes`, `layers` (how many of each kind), `geometry`, `kda_layers_bound` (how many would
-    bind), `payload` (null, or `bytes`, `seconds`, `bytes_per_second`, `files_named_by_digest`,
-    `kda_tensors`, `manifest`, which is null, "written", "not written" or "compared") and `notes`.
-    Every problem is in the result.
+    bind), `families` (of how many layers each), `payload` (null, or `bytes`, `seconds`,
+    `bytes_per_second`, `files_named_by_digest`, `kda_tensors`, `manifest`, which is null,
+    "written", "not written" or "compared") and `notes`. Every problem is in the result.
     """
     with ExitStack() as opened:
         target = None if manifest is None else _Manifest.at(manifest, opened)
@@ -105,7 +110,7 @@ def verify_path(
             checkpoint = opened.enter_context(open_checkpoint(path))
         except KdaStreamError as error:
             return _not_opened(path, parts(error))
-        checked = _check(checkpoint)
+        checked = _check(checkpoint, family)
         if payload or target is not None:
             _check_payload(checkpoint, checked, target, watch)
         return _told(checkpoint, checked)
@@ -188,17 +193,22 @@ def _is_unreadable(error: KdaStreamError, path: str) -> bool:
     )
 
 
-def _check(checkpoint: Checkpoint) -> _Checked:
+def _check(checkpoint: Checkpoint, family: FamilyChoice) -> _Checked:
     checked = _Checked(notes=list(checkpoint.report.notes))
     try:
         checked.layers = survey_layers(checkpoint)
-        _compare_layer_count(checkpoint, checked)
+        _note_what_is_not_counted(checkpoint, checked)
+        checked.problems += numbering_problems(checkpoint, checked.layers)
         checked.kda = kda_layers(checkpoint)
         checked.config = config_of(checkpoint)
         for number in checked.kda:
-            refused = _bind_errors(checkpoint, checked.config, number)
-            checked.bound += not refused
-            checked.problems += refused
+            source = checkpoint.layer(number)
+            try:
+                report = check_kda_weights(checked.config, number, source, family=family)
+            except BindError as refusal:
+                checked.problems += _bind_errors(checkpoint, source.prefix, refusal)
+            else:
+                checked.families[report.family] += 1
     except KdaStreamError as error:  # no decoder, no KDA layer, or no usable config
         checked.problems += parts(error)
     unknown = [
@@ -214,8 +224,7 @@ def _check(checkpoint: Checkpoint) -> _Checked:
     return checked
 
 
-def _compare_layer_count(checkpoint: Checkpoint, checked: _Checked) -> None:
-    """A problem when there is no tensor of a decoder layer that the config counts."""
+def _note_what_is_not_counted(checkpoint: Checkpoint, checked: _Checked) -> None:
     if checkpoint.config is not None and (
         hidden_layer_count(checkpoint.config, checkpoint.config_path) is None
     ):
@@ -223,10 +232,6 @@ def _compare_layer_count(checkpoint: Checkpoint, checked: _Checked) -> None:
             "the config has no num_hidden_layers: it is not known whether layers are missing, and "
             "which are MTP layers"
         )
-    try:
-        checkpoint.require_every_layer()
-    except CheckpointError as error:
-        checked.problems.append(error)
 
 
 _FAULTS: Final = {
@@ -239,17 +244,11 @@ _FAULTS: Final = {
 }
 
 
-def _bind_errors(checkpoint: Checkpoint, config: KdaConfig, number: int) -> list[BindError]:
+def _bind_errors(checkpoint: Checkpoint, prefix: str, refusal: BindError) -> list[BindError]:
     """An error for each tensor that keeps the layer from being bound."""
-    source = checkpoint.layer(number)
-    try:
-        check_kda_weights(config, number, source)
-    except BindError as refusal:
-        return [
-            _bind_error(problem, source.prefix, checkpoint.path, refusal.hint)
-            for problem in refusal.problems
-        ]
-    return []
+    return [
+        _bind_error(problem, prefix, checkpoint.path, refusal.hint) for problem in refusal.problems
+    ]
 
 
 def _bind_error(problem: BindProblem, prefix: str, path: str, hint: str | None) -> BindError:
@@ -277,10 +276,7 @@ def _told(checkpoint: Checkpoint, checked: _Checked) -> Result:
     counts = count_kinds(checked.layers)
     bound = "not checked"
     if config is not None:
-        bound = (
-            f"{checked.bound} of {len(checked.kda)} KDA layers hold exactly the "
-            f"{len(KDA_TENSORS)} tensors, each with its dtype and shape"
-        )
+        bound = _bound_text(checked)
     lines = [
         path_line(checkpoint.path),
         *row(
@@ -303,11 +299,24 @@ def _told(checkpoint: Checkpoint, checked: _Checked) -> Result:
         "tensor_bytes": report.tensor_bytes,
         "layers": counts,
         "geometry": geometry_json(config),
-        "kda_layers_bound": checked.bound,
+        "kda_layers_bound": checked.families.total(),
+        "families": dict(checked.families),
         "payload": _payload_json(checked),
         "notes": checked.notes,
     }
     return Result(Exit.FINDING if problems else Exit.DONE, facts, lines, problems, verdict)
+
+
+def _bound_text(checked: _Checked) -> str:
+    sizes = {family.name: len(family.tensors) for family in FAMILIES}
+    held = [f"{count} the {sizes[name]} of {name}" for name, count in checked.families.items()]
+    if len(held) == 1:
+        (name,) = checked.families
+        held = [f"the {sizes[name]} tensors of {name}"]
+    return (
+        f"{checked.families.total()} of {len(checked.kda)} KDA layers hold exactly "
+        f"{', '.join(held) or 'the tensors of their family'}, each with its dtype and shape"
+    )
 
 
 def _payload_rows(checked: _Checked) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whether a layer is exactly a KDA block: every deviation of its tensors from `KDA_TENSORS`."""
+"""Whether a layer is exactly a KDA block: every deviation of it from its family's table."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Literal
 
 from ..errors import ArgumentError, BindError, ErrorCode, listed, shown
-from ..limits import PROBLEMS_SHOWN_MAX
+from ..limits import INTEGER_MAX, PROBLEMS_SHOWN_MAX
 from .classify import AttnBlockKind, classify_attn_block
-from .config import KdaConfig
+from .config import SPELLINGS, KdaConfig
+from .diagnosis import what_it_looks_like
+from .families import BLOCKS, FAMILIES
+from .family import KdaFamily
 from .source import KdaTensorSource, PayloadFile, RawTensor
-from .tensors import ATTENTION_PREFIX, KDA_TENSORS, TensorSpec
+from .tensors import TensorSpec
+
+FamilyChoice = KdaFamily | Literal["auto"]
 
 
 class ProblemKind(str, Enum):
@@ -32,7 +38,7 @@ class ProblemKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class BindProblem:
-    """One deviation of a layer from `KDA_TENSORS`; a field that does not apply is None.
+    """One deviation of a layer from its family's table; a field that does not apply is None.
 
     `tensor` is layer-relative, `shard` the path of the file that holds it.
     """
@@ -76,12 +82,13 @@ class BindProblem:
 
 @dataclass(frozen=True, slots=True)
 class CheckedBlock:
-    """A layer that is exactly a KDA block: its fifteen tensors by layer-relative name.
+    """A layer that is exactly a KDA block of `family`: its tensors by layer-relative name.
 
-    `self_attn_seen` and `non_attn_seen` count its names under `self_attn.` and all others.
+    `self_attn_seen` and `non_attn_seen` count its names under the block's and all others.
     """
 
     layer_idx: int
+    family: KdaFamily
     tensors: Mapping[str, RawTensor]
     self_attn_seen: int
     non_attn_seen: int
@@ -98,32 +105,169 @@ class CheckedBlock:
         return tuple({id(p.file): p.file for p in places if p is not None}.values())
 
 
-def check_kda_block(config: KdaConfig, layer_idx: int, source: KdaTensorSource) -> CheckedBlock:
+def check_kda_block(
+    config: KdaConfig, layer_idx: int, source: KdaTensorSource, family: FamilyChoice
+) -> CheckedBlock:
     """Check every name, dtype, shape and byte count of a layer, from metadata alone.
 
-    Raises `BindError` with every problem there is.
+    With "auto" the family is the one that the layer is exactly a block of, with no name of another
+    family's block beside it. Raises `BindError` with every problem there is; with "auto", those
+    with the family that comes nearest.
     """
     _require_source(source)
-    names = source.names()
-    attention = [name for name in names if name.startswith(ATTENTION_PREFIX)]
-    specs = {spec.name: spec for spec in KDA_TENSORS}
-    seen = set(attention)
-    tensors = {name: _got(source, name) for name in specs if name in seen}
-    problems = [
-        problem
-        for spec in KDA_TENSORS
-        if (problem := _problem(layer_idx, spec, config, tensors.get(spec.name))) is not None
-    ]
-    unknown = tuple(sorted(seen.difference(specs)))
-    problems += [
-        _stored(layer_idx, name, ProblemKind.UNKNOWN, _got(source, name)) for name in unknown
-    ]
-    repeated = sorted(name for name, count in Counter(attention).items() if count > 1)
-    problems += [BindProblem(layer_idx, name, ProblemKind.REPEATED) for name in repeated]
+    if family == "auto":
+        layer = _Layer.of(source, BLOCKS)
+        chosen, _, problems = layer.nearest(dict.fromkeys(FAMILIES, config), layer_idx)
+    else:
+        chosen = require_family(family)
+        layer = _Layer.of(source, (*BLOCKS, chosen.block))
+        problems = layer.problems(chosen, config, layer_idx, chosen.block)
     if problems:
-        raise _refusal(layer_idx, names, tensors, problems)
-    found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    return CheckedBlock(layer_idx, found, len(attention), len(names) - len(attention))
+        raise _refusal(layer_idx, layer, chosen, config, problems)
+    attention = [name for name in layer.names if name.startswith(chosen.block)]
+    found = {spec.name: layer.tensors[spec.name] for spec in chosen.tensors}
+    return CheckedBlock(
+        layer_idx,
+        chosen,
+        {name: tensor for name, tensor in found.items() if tensor is not None},
+        len(attention),
+        len(layer.names) - len(attention),
+    )
+
+
+def identify_family(source: KdaTensorSource, config: KdaConfig | None = None) -> KdaFamily:
+    """The one family that the layer is exactly a KDA block of, by names, then dtypes and shapes.
+
+    Without a `config` the geometry is that of the tensors themselves, which must agree on it. No
+    payload is touched. Raises `BindError` when it is a block of no family, with the problems that
+    it has with the nearest one.
+
+    Example: `identify_family(checkpoint.layer(0)).name == "GLM5_NEXT"`.
+    """
+    _require_source(source)
+    layer = _Layer.of(source, BLOCKS)
+    layer_idx = int(getattr(source, "index", -1))
+    if config is not None:
+        return check_kda_block(config, layer_idx, source, "auto").family
+    geometries = {family: layer.geometry(family) for family in FAMILIES}
+    family, geometry, problems = layer.nearest(geometries, layer_idx)
+    if problems:
+        raise _refusal(layer_idx, layer, family, geometry, problems)
+    return family
+
+
+def require_family(family: object) -> KdaFamily:
+    """`family`; raises `ArgumentError` when it is none."""
+    if isinstance(family, KdaFamily):
+        return family
+    raise ArgumentError(
+        ErrorCode.ARGUMENT,
+        "family is none",
+        expected='a KdaFamily, or "auto"',
+        got=repr(family),
+        hint="pass one of " + ", ".join(one.name for one in FAMILIES),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """All names of a layer, and the tensors of its attention blocks."""
+
+    names: Sequence[str]
+    tensors: Mapping[str, RawTensor | None]
+
+    @classmethod
+    def of(cls, source: KdaTensorSource, blocks: tuple[str, ...]) -> _Layer:
+        names = source.names()
+        attention = dict.fromkeys(name for name in names if name.startswith(blocks))
+        return cls(names, {name: _got(source, name) for name in attention})
+
+    def nearest(
+        self, geometries: Mapping[KdaFamily, KdaConfig], layer_idx: int
+    ) -> tuple[KdaFamily, KdaConfig, list[BindProblem]]:
+        """The family that the layer is a block of, or else the one of which it has most tensors.
+
+        Names of every block count here, so that two blocks in one layer are of no family.
+        """
+        judged = [
+            (family, config, self.problems(family, config, layer_idx, BLOCKS))
+            for family, config in geometries.items()
+        ]
+
+        def distance(one: tuple[KdaFamily, KdaConfig, list[BindProblem]]) -> tuple[int, ...]:
+            family, _, problems = one
+            forms = sum(map(_is_of_form, problems))
+            names = sum(map(_is_of_names, problems))
+            return (bool(problems), names - len(family.tensors), len(problems), forms)
+
+        return min(judged, key=distance)
+
+    def problems(
+        self, family: KdaFamily, config: KdaConfig, layer_idx: int, blocks: str | tuple[str, ...]
+    ) -> list[BindProblem]:
+        """Every way in which the names that begin with `blocks` are not that family's block."""
+        problems = [
+            problem
+            for specs in family.fields.values()
+            for spec in specs
+            if (problem := self._problem(layer_idx, spec, specs[0], config)) is not None
+        ]
+        order = {spec.name: number for number, spec in enumerate(family.tensors)}
+        problems.sort(key=lambda problem: order[problem.tensor])
+        seen = [name for name in self.names if name.startswith(blocks)]
+        problems += [
+            _stored(layer_idx, name, ProblemKind.UNKNOWN, self.tensors[name])
+            for name in sorted(set(seen).difference(family.names))
+        ]
+        repeated = sorted(name for name, count in Counter(seen).items() if count > 1)
+        return problems + [BindProblem(layer_idx, n, ProblemKind.REPEATED) for n in repeated]
+
+    def _problem(
+        self, layer_idx: int, spec: TensorSpec, first: TensorSpec, config: KdaConfig
+    ) -> BindProblem | None:
+        """The first way in which a tensor is not what `spec` asks: dtype, then shape, then bytes.
+
+        `first` is the first of those that it is joined to, which must have one dtype.
+        """
+        tensor, joined = self.tensors.get(spec.name), self.tensors.get(first.name)
+        dtypes = {dtype.value: dtype for dtype in spec.dtypes}
+        shape = spec.expected_shape(config)
+        nbytes = spec.expected_bytes(config, None if tensor is None else dtypes.get(tensor.dtype))
+        if tensor is None:
+            kind = ProblemKind.MISSING
+        elif tensor.dtype not in dtypes:
+            kind = ProblemKind.DTYPE
+        elif joined is not None and joined.dtype in dtypes and joined.dtype != tensor.dtype:
+            kind = ProblemKind.DTYPE
+            dtypes = {joined.dtype: dtypes[joined.dtype]}
+        elif tuple(tensor.shape) != shape:
+            kind = ProblemKind.SHAPE
+        elif tensor.nbytes != nbytes:
+            kind = ProblemKind.BYTES
+        else:
+            return None
+        return replace(
+            _stored(layer_idx, spec.name, kind, tensor),
+            expected_dtype=" or ".join(dtypes),
+            expected_shape=shape,
+            expected_bytes=nbytes,
+        )
+
+    def geometry(self, family: KdaFamily) -> KdaConfig:
+        """The geometry that most of the tensors have if they are of that family; 1 if unknown."""
+        seen: dict[str, Counter[int]] = {name: Counter() for name in (*SPELLINGS, "qkv_dim")}
+        for spec in family.tensors:
+            tensor = self.tensors.get(spec.name)
+            if tensor is not None and len(tensor.shape) == len(spec.dims):
+                for dim, extent in zip(spec.dims, tensor.shape, strict=True):
+                    if dim in seen and 0 < extent <= INTEGER_MAX:
+                        seen[dim][int(extent)] += 1
+        found = {name: max(c, key=c.__getitem__) for name, c in seen.items() if c}
+        width = found.pop("qkv_dim", 1)
+        for name, other in (("heads", "head_dim"), ("head_dim", "heads")):
+            if name not in found:
+                found[name] = max(1, width // found.get(other, 1))
+        return KdaConfig(**{name: found.get(name, 1) for name in SPELLINGS})
 
 
 def _require_source(source: object) -> None:
@@ -151,29 +295,6 @@ def _got(source: KdaTensorSource, name: str) -> RawTensor | None:
     )
 
 
-def _problem(
-    layer_idx: int, spec: TensorSpec, config: KdaConfig, tensor: RawTensor | None
-) -> BindProblem | None:
-    """The first way in which `tensor` is not what `spec` asks: dtype, then shape, then bytes."""
-    shape, nbytes = spec.expected_shape(config), spec.expected_bytes(config)
-    if tensor is None:
-        kind = ProblemKind.MISSING
-    elif tensor.dtype != spec.dtype.value:
-        kind = ProblemKind.DTYPE
-    elif tuple(tensor.shape) != shape:
-        kind = ProblemKind.SHAPE
-    elif tensor.nbytes != nbytes:
-        kind = ProblemKind.BYTES
-    else:
-        return None
-    return replace(
-        _stored(layer_idx, spec.name, kind, tensor),
-        expected_dtype=spec.dtype.value,
-        expected_shape=shape,
-        expected_bytes=nbytes,
-    )
-
-
 def _stored(layer_idx: int, name: str, kind: ProblemKind, tensor: RawTensor | None) -> BindProblem:
     """A problem with what is stored under `name`, and nothing yet of what was expected."""
     if tensor is None:
@@ -189,23 +310,50 @@ def _stored(layer_idx: int, name: str, kind: ProblemKind, tensor: RawTensor | No
     )
 
 
+def _is_of_names(problem: BindProblem) -> bool:
+    """Whether it is a name or a number of dimensions, which no cast and no geometry explains."""
+    stored, expected = len(problem.stored_shape or ()), len(problem.expected_shape or ())
+    return problem.kind not in (ProblemKind.DTYPE, ProblemKind.SHAPE, ProblemKind.BYTES) or (
+        stored != expected
+    )
+
+
+def _is_of_form(problem: BindProblem) -> bool:
+    """Whether it is a wrong dtype or number of dimensions, which no geometry explains."""
+    stored, expected = len(problem.stored_shape or ()), len(problem.expected_shape or ())
+    return problem.kind is ProblemKind.DTYPE or (
+        problem.kind is ProblemKind.SHAPE and stored != expected
+    )
+
+
 def _refusal(
     layer_idx: int,
-    names: Sequence[str],
-    tensors: Mapping[str, RawTensor | None],
+    layer: _Layer,
+    family: KdaFamily,
+    config: KdaConfig,
     problems: list[BindProblem],
 ) -> BindError:
     told = list(map(str, problems[:PROBLEMS_SHOWN_MAX]))
     if len(problems) > len(told):
         told.append(f"and {len(problems) - len(told)} more")
-    what = f"layer {layer_idx} is not exactly a KDA block: " + "; ".join(told)
-    if classify_attn_block(names) is AttnBlockKind.DSA:
-        what = f"layer {layer_idx} is a DSA block, not a KDA block"
-    places = [tensor.place for tensor in tensors.values() if tensor is not None]
+    number = f"layer {layer_idx}" if layer_idx >= 0 else "the layer"
+    is_dsa = classify_attn_block(layer.names) is AttnBlockKind.DSA
+    if is_dsa:
+        what = f"{number} is a DSA block, not a KDA block"
+    else:
+        what = f"{number} is not exactly a KDA block of {family}: " + "; ".join(told)
+    places = [tensor.place for tensor in layer.tensors.values() if tensor is not None]
     shards = [problem.shard for problem in problems]
     shards += [place.file.path for place in places if place is not None]
     path = next((shard for shard in shards if shard is not None), None)
-    return _bind_error(what, path, problems)
+    others = [
+        other
+        for other in FAMILIES
+        if other is not family and not layer.problems(other, config, layer_idx, BLOCKS)
+    ]
+    wrong = [problem.tensor for problem in problems if problem.kind is ProblemKind.DTYPE]
+    looks = None if is_dsa else what_it_looks_like(layer.tensors, others, wrong)
+    return _bind_error(what, path, problems, looks)
 
 
 def joint_refusal(errors: Sequence[BindError], layers: int, path: str) -> BindError:
@@ -221,20 +369,23 @@ def joint_refusal(errors: Sequence[BindError], layers: int, path: str) -> BindEr
         numbers.setdefault(problem.fault, []).append(str(problem.layer_idx))
     faults = [f"{fault} in {_layer_list(which)}" for fault, which in numbers.items()]
     what = f"{len(errors)} of {layers} layers are refused: {'; '.join(faults)}"
-    return _bind_error(what, path, problems)
+    looks = {error.looks_like for error in errors}
+    return _bind_error(what, path, problems, looks.pop() if len(looks) == 1 else None)
 
 
 def _layer_list(numbers: Sequence[str]) -> str:
     return f"layer{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
-def _bind_error(what: str, path: str | None, problems: list[BindProblem]) -> BindError:
-    error = BindError(
-        ErrorCode.BIND_REFUSED,
-        what,
-        path=path,
-        hint="bytes are never changed to fit: load a checkpoint that stores the layer as expected, "
-        "or the config.json that belongs to this one",
+def _bind_error(
+    what: str, path: str | None, problems: list[BindProblem], looks_like: str | None
+) -> BindError:
+    general = (
+        "bytes are never changed to fit: load a checkpoint that stores the layer as expected, "
+        "or the config.json that belongs to this one"
     )
+    hint = general if looks_like is None else f"{looks_like}; {general}"
+    error = BindError(ErrorCode.BIND_REFUSED, what, path=path, hint=hint)
     error.problems = tuple(problems)
+    error.looks_like = looks_like
     return error

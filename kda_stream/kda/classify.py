@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from enum import Enum
+from typing import Final
 
-from .tensors import DSA_MARKERS, KDA_SIGNS, KDA_TENSORS
+from .families import FAMILIES, GLM5_NEXT, KDA_SIGNS
+from .family import KdaFamily
+from .tensors import DSA_MARKERS
+
+_DEFAULT: Final = (GLM5_NEXT,)
 
 
 class AttnBlockKind(str, Enum):
@@ -19,24 +24,33 @@ class AttnBlockKind(str, Enum):
         return self.value
 
 
-def classify_attn_block(names: Iterable[str]) -> AttnBlockKind:
+def classify_attn_block(
+    names: Iterable[str], families: Iterable[KdaFamily] = _DEFAULT
+) -> AttnBlockKind:
     """The kind of the block with these layer-relative names.
 
-    DSA when every name of `DSA_MARKERS` is present; else KDA when every name of `KDA_TENSORS` is;
-    else UNKNOWN. Further names do not matter here: `bind_kda_weights` refuses them.
+    DSA when every name of `DSA_MARKERS` is present; else KDA when every name of one of the
+    `families` is, by default those of `KDA_TENSORS`; else UNKNOWN. Further names do not matter
+    here: `bind_kda_weights` refuses them.
     """
     present = set(names)
     if present.issuperset(DSA_MARKERS):
         return AttnBlockKind.DSA
-    if present.issuperset(spec.name for spec in KDA_TENSORS):
+    if any(present.issuperset(family.names) for family in families):
         return AttnBlockKind.KDA
     return AttnBlockKind.UNKNOWN
 
 
 def is_broken_kda_block(names: Collection[str]) -> bool:
-    """Whether an UNKNOWN block has names that only a KDA block has: a KDA layer with tensors lost.
+    """Whether a block of no family has names that only a KDA block has.
 
-    Such a layer must be refused, not skipped: its weights would stay whatever memory held.
+    That is a KDA layer which lost tensors, or is stored in a way that is not known. It must be
+    refused, not skipped: its weights would stay whatever memory held.
     """
-    kind = classify_attn_block(names)
+    kind = classify_attn_block(names, FAMILIES)
     return kind is AttnBlockKind.UNKNOWN and not set(names).isdisjoint(KDA_SIGNS)
+
+
+def is_kda_block(names: Collection[str]) -> bool:
+    """Whether the block is, or ought to be, a KDA block of any family."""
+    return classify_attn_block(names, FAMILIES) is AttnBlockKind.KDA or is_broken_kda_block(names)

@@ -16,12 +16,22 @@ from ..limits import CONFIG_BYTES_MAX, INTEGER_MAX, SNIFF_BYTES
 TEXT_CONFIG: Final = "text_config"
 
 # Where the geometry stands: in the published files of GLM-5.3-Flash, Kimi-Linear and Kimi-K3, and
-# as the transformers library saves a GLM5-Next model.
+# as the transformers library saves a model with KDA layers.
 SPELLINGS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "hidden": (("hidden_size",),),
     "heads": (("linear_attn_config", "num_heads"), ("linear_num_heads",)),
     "head_dim": (("linear_attn_config", "head_dim"), ("linear_head_dim",)),
     "conv_kernel": (("linear_attn_config", "short_conv_kernel_size"), ("linear_conv_kernel_dim",)),
+}
+
+# In the published files of Ling-3.0, whose KDA layers have the heads of all attention. Elsewhere
+# these keys are those of another attention, so they count beside this sign only, and only where
+# none of the spellings above is given.
+GROUPED_SIGN: Final = "layer_group_size"
+GROUPED_SPELLINGS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "heads": (("num_attention_heads",),),
+    "head_dim": (("head_dim",),),
+    "conv_kernel": (("short_conv_kernel_size",),),
 }
 
 
@@ -59,8 +69,10 @@ class KdaConfig:
         """Read the geometry from a config.json, given as its path or as the parsed object.
 
         It may stand at the top or in `text_config`, spelled `linear_attn_config.num_heads` or
-        `linear_num_heads` (and so on). Raises `ConfigError` when a value is missing, is no positive
-        int, or is given twice with different values; `PathError` when there is no such file.
+        `linear_num_heads` (and so on), or, beside a `layer_group_size`, `num_attention_heads`,
+        `head_dim` and `short_conv_kernel_size`. Raises `ConfigError` when a value is missing, is no
+        positive int, or is given twice with different values; `PathError` when there is no such
+        file.
         """
         path = None if isinstance(config, Mapping) else os.fspath(config)
         document = config if isinstance(config, Mapping) else read_config(config)
@@ -108,6 +120,8 @@ def hidden_layer_count(config: Mapping[str, Any], path: object = None) -> int | 
 def _geometry(config: Mapping[str, Any], name: str, path: object) -> int:
     spellings = SPELLINGS[name]
     value = _agreed(config, name, spellings, path)
+    if value is None and next(_given(config, ((GROUPED_SIGN,),)), None) is not None:
+        value = _agreed(config, name, GROUPED_SPELLINGS.get(name, ()), path)
     if value is None:
         raise ConfigError(
             ErrorCode.CONFIG_KEY_MISSING,

@@ -13,23 +13,64 @@ ATTENTION_PREFIX: Final = "self_attn."
 
 
 @dataclass(frozen=True, slots=True)
+class Padded:
+    """A dimension that is stored longer than it counts: `dim` rounded up to a multiple.
+
+    What is behind the `dim` values that count must be zeros.
+    """
+
+    dim: str
+    multiple: int
+
+
+Dim = int | str | Padded
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """What one tensor of a KDA block must be.
 
-    `name` is layer-relative; each of `dims` is a number or the name of a `KdaConfig` attribute.
+    `name` is layer-relative; each of `dims` is a number, the name of a `KdaConfig` attribute, or a
+    `Padded` one. `dtype` is the one it must have; where that is not verified of published files,
+    `also` names others that are accepted, and `unverified` says what is not known, and from where
+    the rest is.
     """
 
     name: str
     dtype: KdaDtype
-    dims: tuple[int | str, ...]
+    dims: tuple[Dim, ...]
+    also: tuple[KdaDtype, ...] = ()
+    unverified: str = ""
+
+    @property
+    def dtypes(self) -> tuple[KdaDtype, ...]:
+        """Every dtype that is accepted, the expected one first."""
+        return (self.dtype, *self.also)
 
     def expected_shape(self, config: KdaConfig) -> tuple[int, ...]:
         """The shape that the tensor must be stored in at this geometry."""
-        return tuple(dim if isinstance(dim, int) else getattr(config, dim) for dim in self.dims)
+        return tuple(_extent(dim, config) for dim in self.dims)
 
-    def expected_bytes(self, config: KdaConfig) -> int:
-        """The bytes that the tensor must have at this geometry."""
-        return math.prod(self.expected_shape(config)) * DTYPE_BITS[self.dtype] // 8
+    def expected_bytes(self, config: KdaConfig, dtype: KdaDtype | None = None) -> int:
+        """The bytes that the tensor must have at this geometry, in `dtype` or the expected one."""
+        bits = DTYPE_BITS[(dtype or self.dtype).value]
+        return math.prod(self.expected_shape(config)) * bits // 8
+
+    def most_bytes(self, config: KdaConfig) -> int:
+        """The most bytes that the tensor can have at this geometry."""
+        return max(self.expected_bytes(config, dtype) for dtype in self.dtypes)
+
+    def tail(self, config: KdaConfig) -> int:
+        """How many of its values are padding, at the end."""
+        stored = math.prod(self.expected_shape(config))
+        counted = (_extent(d.dim if isinstance(d, Padded) else d, config) for d in self.dims)
+        return stored - math.prod(counted)
+
+
+def _extent(dim: Dim, config: KdaConfig) -> int:
+    if isinstance(dim, Padded):
+        return -(-_extent(dim.dim, config) // dim.multiple) * dim.multiple
+    return dim if isinstance(dim, int) else int(getattr(config, dim))
 
 
 def _spec(leaf: str, dtype: KdaDtype, *dims: int | str) -> TensorSpec:
@@ -60,10 +101,3 @@ DSA_MARKERS: Final = (
     "self_attn.indexer.wk.weight",
 )
 """The names that make a block a DSA (DeepSeek sparse attention) block when all are present."""
-
-KDA_SIGNS: Final = tuple(
-    spec.name
-    for spec in KDA_TENSORS
-    if not spec.name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"))
-)
-"""The names of `KDA_TENSORS` that no other kind of attention uses."""

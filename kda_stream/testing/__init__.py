@@ -1,7 +1,8 @@
 """Checkpoints to test with: sound ones of any layout, and one for each way of being broken.
 
 `write_checkpoint` writes a sound one, in which every byte is known; `write_broken_checkpoint` one
-in which a single thing is wrong, named by `Broken`, with the error code that it must give.
+in which a single thing is wrong, named by `Broken`, with the error code that it must give;
+`write_replica` one at full scale, of any family, as sparse files.
 
 Example::
 
@@ -27,19 +28,24 @@ from .checkpoints import (
     write_checkpoint,
     write_shard,
 )
+from .replica import EDGE_BYTES, KIMI_K3_REPLICA, Replica, write_replica
 
 __all__ = [
     "DSA",
+    "EDGE_BYTES",
     "FIELD_TENSORS",
     "GEOMETRY",
     "KDA",
+    "KIMI_K3_REPLICA",
     "UNKNOWN",
     "Broken",
     "Layout",
+    "Replica",
     "StoredTensor",
     "bound_payload",
     "payload",
     "write_broken_checkpoint",
     "write_checkpoint",
+    "write_replica",
     "write_shard",
 ]

@@ -37,6 +37,7 @@ def test_a_sound_checkpoint_as_json(run: Run, small: Path) -> None:
         "layers": {"KDA": 6, "DSA": 2, "UNKNOWN": 0, "MTP": 1},
         "geometry": {"hidden": 64, "heads": 4, "head_dim": 16, "conv_kernel": 4},
         "kda_layers_bound": 6,
+        "families": {"GLM5_NEXT": 6},
         "payload": None,
         "notes": [],
     }

@@ -6,8 +6,11 @@ import pickle
 
 import pytest
 from support.checkpoints import UNEVEN, dsa_block, kda_block
+from support.families import FAMILIES as WRITTEN_OUT
+from support.families import Family
 
-from kda_stream import AttnBlockKind, classify_attn_block
+from kda_stream import FAMILIES, GLM5_NEXT, KIMI_K3, AttnBlockKind, classify_attn_block
+from kda_stream.kda.classify import is_broken_kda_block, is_kda_block
 
 KDA_NAMES = [f"self_attn.{leaf}" for leaf in kda_block(UNEVEN)]
 DSA_NAMES = [f"self_attn.{leaf}" for leaf in dsa_block(UNEVEN)]
@@ -85,3 +88,70 @@ def test_order_repetition_and_kind_of_iterable_do_not_matter(names: list[str]) -
 def test_kinds_are_strings_and_pickle() -> None:
     assert {kind.value for kind in AttnBlockKind} == {"KDA", "DSA", "UNKNOWN"}
     assert pickle.loads(pickle.dumps(AttnBlockKind.KDA)) is AttnBlockKind.KDA
+
+
+# --- of all families ------------------------------------------------------------------------------
+
+each_family = pytest.mark.parametrize("family", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+FIFTEEN = {"GLM5_NEXT", "GLM5_NEXT_F32_CONV", "KIMI_LINEAR"}
+"""The families whose names are those of the contract."""
+
+
+def names_of(family: Family) -> list[str]:
+    return [family.block + leaf for leaf in family.leaves]
+
+
+@each_family
+def test_only_the_fifteen_names_are_a_kda_block_unless_families_are_given(family: Family) -> None:
+    expected = AttnBlockKind.KDA if family.name in FIFTEEN else AttnBlockKind.UNKNOWN
+    names = names_of(family)
+    assert classify_attn_block(names) is expected
+    assert classify_attn_block(names, [GLM5_NEXT]) is expected
+    assert classify_attn_block(names, FAMILIES) is AttnBlockKind.KDA
+    assert classify_attn_block(names, iter(FAMILIES)) is AttnBlockKind.KDA
+    assert classify_attn_block(names, []) is AttnBlockKind.UNKNOWN
+
+
+@each_family
+def test_it_is_a_block_of_the_families_given_and_of_no_other(family: Family) -> None:
+    for asked in FAMILIES:
+        same = asked.name == family.name or {asked.name, family.name} <= FIFTEEN
+        expected = AttnBlockKind.KDA if same else AttnBlockKind.UNKNOWN
+        assert classify_attn_block(names_of(family), [asked]) is expected
+
+
+@each_family
+def test_a_block_of_any_family_without_one_name_is_unknown_and_broken(family: Family) -> None:
+    names = names_of(family)
+    assert is_kda_block(names)
+    assert not is_broken_kda_block(names)
+    for name in names:
+        left = set(names) - {name}
+        assert classify_attn_block(left, FAMILIES) is AttnBlockKind.UNKNOWN
+        assert is_broken_kda_block(left)
+        assert is_kda_block(left)
+
+
+def test_half_a_low_rank_gate_beside_a_full_rank_one_is_a_further_name() -> None:
+    """Which the bind refuses: here it is a block of the family with the whole gate alone."""
+    for lost in ("self_attn.g_a_proj.weight", "self_attn.g_b_proj.weight"):
+        names = {*KDA_NAMES, "self_attn.g_proj.weight"} - {lost}
+        assert classify_attn_block(names) is AttnBlockKind.UNKNOWN
+        assert classify_attn_block(names, [GLM5_NEXT]) is AttnBlockKind.UNKNOWN
+        assert classify_attn_block(names, [KIMI_K3]) is AttnBlockKind.KDA
+        assert is_kda_block(names)
+
+
+@each_family
+def test_dsa_is_judged_before_any_family(family: Family) -> None:
+    assert classify_attn_block(names_of(family) + MARKERS, FAMILIES) is AttnBlockKind.DSA
+    assert not is_kda_block(names_of(family) + MARKERS)
+
+
+@each_family
+def test_attention_of_another_kind_is_no_kda_block_not_even_a_broken_one(family: Family) -> None:
+    names = [family.block + leaf for leaf in family.other_leaves]
+    assert classify_attn_block(names, FAMILIES) is AttnBlockKind.UNKNOWN
+    assert not is_kda_block(names)
+    assert not is_kda_block([])
+    assert not is_kda_block(DSA_NAMES)

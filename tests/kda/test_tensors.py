@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from kda_stream import DSA_MARKERS, KDA_TENSORS, KdaConfig, KdaDtype, TensorSpec
+from kda_stream.kda.tensors import Padded
 
 GLM_CONFIG = KdaConfig(hidden=4096, heads=64, head_dim=128, conv_kernel=4)
 
@@ -114,4 +115,36 @@ def test_a_spec_of_ones_own_takes_numbers_and_names() -> None:
     spec = TensorSpec("self_attn.extra", KdaDtype.F32, ("heads", 7))
     assert spec.expected_shape(UNEVEN_CONFIG) == (3, 7)
     assert spec.expected_bytes(UNEVEN_CONFIG) == 84
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_no_tensor_of_the_table_is_padded_or_accepted_in_a_second_dtype() -> None:
+    for spec in KDA_TENSORS:
+        assert spec.dtypes == (spec.dtype,), spec.name
+        assert spec.tail(GLM_CONFIG) == spec.tail(UNEVEN_CONFIG) == 0, spec.name
+        assert spec.most_bytes(GLM_CONFIG) == spec.expected_bytes(GLM_CONFIG), spec.name
+        assert not spec.unverified, spec.name
+
+
+def test_a_spec_may_accept_a_second_dtype() -> None:
+    spec = TensorSpec("self_attn.extra", KdaDtype.BF16, ("heads", 7), also=(KdaDtype.F32,))
+    assert spec.dtypes == (KdaDtype.BF16, KdaDtype.F32)
+    assert spec.expected_bytes(UNEVEN_CONFIG) == 42
+    assert spec.expected_bytes(UNEVEN_CONFIG, KdaDtype.BF16) == 42
+    assert spec.expected_bytes(UNEVEN_CONFIG, KdaDtype.F32) == 84
+    assert spec.most_bytes(UNEVEN_CONFIG) == 84
+    turned = TensorSpec("self_attn.extra", KdaDtype.F32, ("heads", 7), also=(KdaDtype.BF16,))
+    assert turned.most_bytes(UNEVEN_CONFIG) == 84
+
+
+@pytest.mark.parametrize(
+    ("heads", "multiple", "stored"),
+    [(3, 128, 128), (96, 128, 128), (128, 128, 128), (129, 128, 256), (3, 1, 3), (3, 2, 4)],
+)
+def test_a_padded_dimension_is_stored_as_a_multiple(heads: int, multiple: int, stored: int) -> None:
+    config = KdaConfig(hidden=24, heads=heads, head_dim=5, conv_kernel=2)
+    spec = TensorSpec("self_attn.extra", KdaDtype.F32, (Padded("heads", multiple),))
+    assert spec.expected_shape(config) == (stored,)
+    assert spec.expected_bytes(config) == 4 * stored
+    assert spec.tail(config) == stored - heads
     assert pickle.loads(pickle.dumps(spec)) == spec

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -21,17 +19,40 @@ pytest.importorskip("transformers", minversion="5.17", reason="glm5_next came wi
 
 import torch
 from safetensors.torch import load_file, save_file
+from support.transformers_models import (
+    CONV_LEAVES,
+    INDEX,
+    LOW_RANK_PARAMETERS,
+    WAYS,
+    BoundLayers,
+    HowBound,
+    assert_bit_for_bit,
+    bound_by_stream,
+    bound_one_by_one,
+    cast_loses,
+    families_of,
+    kda_modules,
+    layer_map_of,
+    layers_in_two_shards,
+    make_random,
+    model_tensors,
+    raw_bytes,
+    refusals,
+    weight_map_of,
+)
 from transformers import Glm5NextConfig, Glm5NextForConditionalGeneration
 
 from kda_stream import (
+    GLM5_NEXT,
+    GLM5_NEXT_F32_CONV,
     AttnBlockKind,
     BindError,
     KdaConfig,
     bind_kda_weights,
     classify_attn_block,
     open_checkpoint,
-    stream_kda_layers,
 )
+from kda_stream.kda.check import FamilyChoice
 
 pytestmark = pytest.mark.interop
 
@@ -42,43 +63,8 @@ QKV_DIM = HEADS * HEAD_DIM
 KDA_LAYERS = [0, 1, 2, 4, 5, 6]  # the model's own default: each fourth layer is a DSA layer
 SHARD_SIZE = "60KB"  # small enough to cut some KDA layers in two
 
-INDEX = "model.safetensors.index.json"
 PREFIX = "model.language_model.layers."
-CONV_TENSORS = frozenset(f"self_attn.{part}_conv1d.weight" for part in "qkv")
-TORCH_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
-
-# The field of `KdaWeights` -> the parameter of the model's KDA attention module.
-PARAMETERS = {
-    "q_proj": "q_proj.weight",
-    "k_proj": "k_proj.weight",
-    "v_proj": "v_proj.weight",
-    "conv": "conv1d.weight",
-    "f_a": "forget_gate.f_a_proj.weight",
-    "f_b": "forget_gate.f_b_proj.weight",
-    "g_a": "g_a_proj.weight",
-    "g_b": "g_b_proj.weight",
-    "b_proj": "b_proj.weight",
-    "a_log": "forget_gate.A_log",
-    "dt_bias": "forget_gate.dt_bias",
-    "o_norm": "o_norm.weight",
-    "o_proj": "o_proj.weight",
-}
-
-
-class Stored(NamedTuple):
-    """One bound tensor, copied out: a streamed slot is lent only until the next step."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-    def tensor(self) -> torch.Tensor:
-        flat = torch.frombuffer(bytearray(self.data), dtype=TORCH_DTYPES[self.dtype])
-        return flat.reshape(self.shape)
-
-
-BoundLayers = dict[int, dict[str, Stored]]
-HowBound = Callable[[Path], BoundLayers]
+CONV_TENSORS = frozenset(f"self_attn.{leaf}" for leaf in CONV_LEAVES)
 
 
 # --- the model and its files ----------------------------------------------------------------------
@@ -129,13 +115,10 @@ def small_config() -> Glm5NextConfig:
 
 def random_model(directory: Path, *, seed: int) -> Glm5NextForConditionalGeneration:
     """A model of random weights, as `from_pretrained(dtype=torch.bfloat16)` gives it."""
-    with torch.random.fork_rng(), torch.no_grad():
+    with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Glm5NextForConditionalGeneration(small_config())
-        # Fresh, A_log is all zeros and o_norm all ones in every layer: wrong bytes would pass.
-        for layer in model.model.language_model.layers:
-            for parameter in layer.self_attn.parameters():
-                parameter.normal_(std=0.3)
+        make_random(model.model.language_model.layers)
     model.save_pretrained(directory)
     return load_model(directory)
 
@@ -182,76 +165,9 @@ def model(served: Path) -> Glm5NextForConditionalGeneration:
     return load_model(served)
 
 
-# --- helpers --------------------------------------------------------------------------------------
-
-
 def kda_attention(model: Glm5NextForConditionalGeneration) -> dict[int, torch.nn.Module]:
-    kinds = model.config.text_config.layer_types
     layers = model.model.language_model.layers
-    return {i: layers[i].self_attn for i, kind in enumerate(kinds) if kind == "linear_attention"}
-
-
-def raw_bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def copied_out(weights: object) -> dict[str, Stored]:
-    bound = {}
-    for field in PARAMETERS:
-        weight = getattr(weights, field)
-        bound[field] = Stored(weight.dtype, tuple(weight.shape), bytes(weight.data))
-    return bound
-
-
-def bound_one_by_one(directory: Path) -> BoundLayers:
-    return bind_each_kda_layer(directory, copy=True)
-
-
-def bound_as_views(directory: Path) -> BoundLayers:
-    return bind_each_kda_layer(directory, copy=False)
-
-
-def bind_each_kda_layer(directory: Path, *, copy: bool) -> BoundLayers:
-    config = KdaConfig.from_json(directory / "config.json")
-    layers: BoundLayers = {}
-    with open_checkpoint(directory) as checkpoint:
-        for index in checkpoint.layers():
-            source = checkpoint.layer(index)
-            if classify_attn_block(source.names()) is AttnBlockKind.KDA:
-                weights, _ = bind_kda_weights(config, index, source, copy=copy)
-                layers[int(index)] = copied_out(weights)
-                del weights
-    return layers
-
-
-def bound_by_stream(directory: Path, layers: BoundLayers | None = None) -> BoundLayers:
-    layers = {} if layers is None else layers
-    with open_checkpoint(directory) as checkpoint, stream_kda_layers(checkpoint) as stream:
-        for layer in stream:
-            layers[int(layer.index)] = copied_out(layer.weights)
-    return layers
-
-
-def refusals(directory: Path) -> Iterator[tuple[int, BindError]]:
-    """Each KDA layer that the model's config names, with the error that its bind must raise."""
-    config = KdaConfig.from_json(directory / "config.json")
-    layer_types = json.loads((directory / "config.json").read_bytes())["text_config"]["layer_types"]
-    with open_checkpoint(directory) as checkpoint:
-        for index in (i for i, kind in enumerate(layer_types) if kind == "linear_attention"):
-            with pytest.raises(BindError) as refused:
-                bind_kda_weights(config, index, checkpoint.layer(index))
-            yield index, refused.value
-
-
-def weight_map_of(directory: Path) -> dict[str, str]:
-    return dict(json.loads((directory / INDEX).read_bytes())["weight_map"])
-
-
-def layer_map_of(directory: Path, index: int) -> dict[str, str]:
-    """The layer-relative names of one layer, each with its shard, by the index file alone."""
-    prefix = f"{PREFIX}{index}."
-    weight_map = weight_map_of(directory)
-    return {n.removeprefix(prefix): weight_map[n] for n in weight_map if n.startswith(prefix)}
+    return kda_modules(layers, model.config.text_config.layer_types)
 
 
 # --- the files are worth testing with -------------------------------------------------------------
@@ -259,13 +175,7 @@ def layer_map_of(directory: Path, index: int) -> dict[str, str]:
 
 def test_the_saved_checkpoint_has_many_shards_and_some_kda_layers_span_two(saved: Path) -> None:
     assert len(set(weight_map_of(saved).values())) > LAYERS
-    spans_two = []
-    for index in KDA_LAYERS:
-        shards = layer_map_of(saved, index)
-        spans_two.append(
-            len({shards[name] for name in shards if name.startswith("self_attn.")}) > 1
-        )
-    assert any(spans_two)
+    assert layers_in_two_shards(saved, PREFIX, "self_attn.", KDA_LAYERS)
 
 
 def test_only_the_conv_tensors_differ_between_the_saved_and_the_rewritten_shards(
@@ -285,9 +195,7 @@ def test_the_f32_parameters_would_show_a_cast_and_the_conv_parts_another_order(
 ) -> None:
     for attention in kda_attention(model).values():
         for name in ("forget_gate.A_log", "forget_gate.dt_bias"):
-            parameter = attention.get_parameter(name)
-            assert parameter.dtype is torch.float32
-            assert not torch.equal(parameter.to(torch.bfloat16).to(torch.float32), parameter)
+            assert cast_loses(attention.get_parameter(name))
         q, k, v = (raw_bytes(part) for part in attention.get_parameter("conv1d.weight").chunk(3))
         assert len({q, k, v}) == 3
 
@@ -329,8 +237,7 @@ def test_the_saved_config_gives_the_geometry_of_the_kda_layers(saved: Path) -> N
 def test_as_saved_each_kda_layer_is_refused_for_its_three_f32_conv_tensors_alone(
     saved: Path,
 ) -> None:
-    refused = dict(refusals(saved))
-    assert list(refused) == KDA_LAYERS
+    refused = dict(refusals(saved, KDA_LAYERS, GLM5_NEXT))
     for index, error in refused.items():
         assert sorted(problem.tensor for problem in error.problems) == sorted(CONV_TENSORS)
         for problem in error.problems:
@@ -338,31 +245,55 @@ def test_as_saved_each_kda_layer_is_refused_for_its_three_f32_conv_tensors_alone
             assert (problem.stored_dtype, problem.expected_dtype) == ("F32", "BF16")
             assert tuple(problem.stored_shape) == (QKV_DIM, 1, CONV_KERNEL)
             assert tuple(problem.expected_shape) == (QKV_DIM, 1, CONV_KERNEL)
-            assert Path(problem.shard).name == layer_map_of(saved, index)[problem.tensor]
+            assert Path(problem.shard).name == layer_map_of(saved, PREFIX, index)[problem.tensor]
+        assert "pass family=GLM5_NEXT_F32_CONV" in str(error)
 
 
 def test_as_saved_the_stream_hands_out_no_layer(saved: Path) -> None:
     handed_out: BoundLayers = {}
     with pytest.raises(BindError) as refused:
-        bound_by_stream(saved, handed_out)
+        bound_by_stream(saved, GLM5_NEXT, handed_out)
     assert handed_out == {}
     assert {problem.tensor for problem in refused.value.problems} == CONV_TENSORS
 
 
+@pytest.fixture(scope="module")
+def cast(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model cast to bfloat16 as a whole, and saved."""
+    directory = tmp_path_factory.mktemp("cast")
+    load_model(saved).to(torch.bfloat16).save_pretrained(directory, max_shard_size=SHARD_SIZE)
+    return directory
+
+
 def test_saved_wholly_in_bf16_each_kda_layer_is_refused_for_exactly_a_log_and_dt_bias(
-    saved: Path, tmp_path: Path
+    cast: Path,
 ) -> None:
-    load_model(saved).to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size=SHARD_SIZE)
-    refused = dict(refusals(tmp_path))
-    assert list(refused) == KDA_LAYERS
-    for index, error in refused.items():
+    for index, error in refusals(cast, KDA_LAYERS, GLM5_NEXT):
         shapes = {problem.tensor: tuple(problem.stored_shape) for problem in error.problems}
         assert shapes == {"self_attn.A_log": (HEADS,), "self_attn.dt_bias": (QKV_DIM,)}
         assert len(error.problems) == 2
         for problem in error.problems:
             assert problem.kind == "dtype"
             assert (problem.stored_dtype, problem.expected_dtype) == ("BF16", "F32")
-            assert Path(problem.shard).name == layer_map_of(tmp_path, index)[problem.tensor]
+            assert Path(problem.shard).name == layer_map_of(cast, PREFIX, index)[problem.tensor]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        GLM5_NEXT_F32_CONV,
+        "auto",
+    ],
+    ids=str,
+)
+def test_saved_wholly_in_bf16_no_family_takes_a_kda_layer_and_both_are_named(
+    family: FamilyChoice, cast: Path
+) -> None:
+    for _, error in refusals(cast, KDA_LAYERS, family):
+        wrong = {problem.tensor for problem in error.problems if problem.kind == "dtype"}
+        assert {"self_attn.A_log", "self_attn.dt_bias"} <= wrong
+        assert "self_attn.A_log" in str(error)
+        assert "self_attn.dt_bias" in str(error)
 
 
 def test_saved_under_the_modules_own_names_every_renamed_tensor_is_listed(
@@ -375,7 +306,7 @@ def test_saved_under_the_modules_own_names_every_renamed_tensor_is_listed(
     with open_checkpoint(tmp_path) as checkpoint:
         assert classify_attn_block(checkpoint.layer(0).names()) is AttnBlockKind.UNKNOWN
         assert classify_attn_block(checkpoint.layer(3).names()) is AttnBlockKind.DSA
-    for _, error in refusals(tmp_path):
+    for _, error in refusals(tmp_path, KDA_LAYERS, GLM5_NEXT):
         assert {p.tensor for p in error.problems if p.kind == "missing"} == missing
         assert {p.tensor for p in error.problems if p.kind == "unknown"} == unknown
         assert len(error.problems) == len(missing) + len(unknown)
@@ -384,43 +315,44 @@ def test_saved_under_the_modules_own_names_every_renamed_tensor_is_listed(
 # --- bound ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bound", [bound_one_by_one, bound_as_views, bound_by_stream])
-def test_every_bound_tensor_equals_the_models_parameter_bit_for_bit(
-    bound: HowBound, served: Path, model: Glm5NextForConditionalGeneration
-) -> None:
-    modules = kda_attention(model)
-    layers = bound(served)
-    assert list(layers) == list(modules) == KDA_LAYERS
-    for index, attention in modules.items():
-        parameters = dict(attention.named_parameters())
-        assert set(PARAMETERS.values()) == set(parameters)
-        for field, name in PARAMETERS.items():
-            stored, parameter = layers[index][field], parameters[name]
-            if field == "conv":  # stored as BF16; the model holds the same values in F32
-                parameter = parameter.squeeze(1).to(torch.bfloat16)
-            assert TORCH_DTYPES[stored.dtype] is parameter.dtype, (index, field)
-            assert stored.shape == tuple(parameter.shape), (index, field)
-            assert stored.data == raw_bytes(parameter), (index, field)
+PARAMETERS = LOW_RANK_PARAMETERS
+VIEWS = {"conv": (3 * QKV_DIM, CONV_KERNEL)}  # the model's own is [3 * qkv_dim, 1, kernel]
 
 
-@pytest.mark.parametrize("bound", [bound_one_by_one, bound_as_views, bound_by_stream])
-def test_the_bound_conv_equals_the_models_own_joined_conv1d(
-    bound: HowBound, served: Path, model: Glm5NextForConditionalGeneration
+@pytest.mark.parametrize("family", [GLM5_NEXT_F32_CONV, "auto"], ids=str)
+@pytest.mark.parametrize("bound", WAYS)
+def test_as_saved_every_bound_tensor_equals_the_models_parameter_bit_for_bit(
+    bound: HowBound, family: FamilyChoice, saved: Path
 ) -> None:
-    layers = bound(served)
-    for index, attention in kda_attention(model).items():
-        conv = layers[index]["conv"]
-        joined = attention.get_parameter("conv1d.weight")
-        assert joined.shape == (3 * QKV_DIM, 1, CONV_KERNEL)
-        assert conv.shape == (3 * QKV_DIM, CONV_KERNEL)
-        assert raw_bytes(conv.tensor().to(torch.float32)) == raw_bytes(joined)
+    """conv too, in F32: it is the model's own joined conv1d."""
+    expected = model_tensors(kda_attention(load_model(saved)), PARAMETERS, VIEWS)
+    assert list(expected) == KDA_LAYERS
+    assert {tensors["conv"].dtype for tensors in expected.values()} == {torch.float32}
+    assert_bit_for_bit(bound(saved, family), expected)
+
+
+@pytest.mark.parametrize("family", [GLM5_NEXT, "auto"], ids=str)
+@pytest.mark.parametrize("bound", WAYS)
+def test_as_served_every_bound_tensor_equals_the_models_parameter_bit_for_bit(
+    bound: HowBound, family: FamilyChoice, served: Path, model: Glm5NextForConditionalGeneration
+) -> None:
+    expected = model_tensors(kda_attention(model), PARAMETERS, VIEWS)
+    for tensors in expected.values():  # stored as BF16; the model holds the same values in F32
+        assert torch.equal(tensors["conv"].to(torch.bfloat16).to(torch.float32), tensors["conv"])
+        tensors["conv"] = tensors["conv"].to(torch.bfloat16)
+    assert_bit_for_bit(bound(served, family), expected)
+
+
+def test_the_family_is_found_by_how_conv_is_stored(saved: Path, served: Path) -> None:
+    assert families_of(saved, KDA_LAYERS) == dict.fromkeys(KDA_LAYERS, "GLM5_NEXT_F32_CONV")
+    assert families_of(served, KDA_LAYERS) == dict.fromkeys(KDA_LAYERS, "GLM5_NEXT")
 
 
 def test_the_report_counts_what_the_shards_hold(served: Path) -> None:
     config = KdaConfig.from_json(served / "config.json")
     with open_checkpoint(served) as checkpoint:
         _, report = bind_kda_weights(config, 5, checkpoint.layer(5))
-    names = layer_map_of(served, 5)
+    names = layer_map_of(served, PREFIX, 5)
     attention = [name for name in names if name.startswith("self_attn.")]
     stored_bytes = sum(
         load_file(served / names[name])[f"{PREFIX}5.{name}"].nbytes for name in attention
@@ -455,7 +387,7 @@ def test_a_stranger_with_the_bound_weights_gives_the_models_attention_output(
     with torch.no_grad():
         expected = {index: attention(tokens) for index, attention in own.items()}
         before = {index: attention(tokens) for index, attention in others.items()}
-        put_back(stranger, bound(served))
+        put_back(stranger, bound(served, GLM5_NEXT))
         after = {index: attention(tokens) for index, attention in others.items()}
     assert list(expected) == KDA_LAYERS
     for index, output in expected.items():
@@ -475,7 +407,7 @@ def test_the_models_logits_come_back_once_its_overwritten_kda_weights_are_put_ba
             for parameter in attention.parameters():
                 parameter.mul_(-1.5)
         overwritten = model(input_ids=tokens).logits
-        put_back(model, bound_by_stream(served))
+        put_back(model, bound_by_stream(served, GLM5_NEXT))
         after = model(input_ids=tokens).logits
     assert not torch.equal(overwritten, expected)
     assert torch.equal(after, expected)

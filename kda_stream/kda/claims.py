@@ -1,0 +1,99 @@
+"""What a config says of which layers are KDA layers, to be held against what the names show."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+from ..errors import ConfigError, ErrorCode
+from .config import GROUPED_SIGN, TEXT_CONFIG
+
+_LINEAR: Final = "linear_attention"
+_MTP_COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_layers")
+
+Layers = frozenset[int]
+
+
+def layer_disagreements(
+    config: Mapping[str, Any], count: int, kinds: Mapping[int, bool], path: object
+) -> Iterator[ConfigError]:
+    """An error for each place of the config that has other KDA layers than the names show.
+
+    `count` is how many decoder layers the config counts; `kinds` says of those that are there
+    whether each is a KDA layer. The lists of a `linear_attn_config` count from 0 or from 1, and
+    what is right for one of these is right.
+    """
+    present = frozenset(kinds)
+    shown = frozenset(number for number, is_kda in kinds.items() if is_kda)
+    for place, readings in _claims(config, count, present):
+        if shown not in readings:
+            yield ConfigError(
+                ErrorCode.CONFIG_LAYERS,
+                f"{place} has other KDA layers than the tensors' names show",
+                path=path,
+                expected=f"KDA layers {short_list(shown)}, by their names",
+                got=f"KDA layers {short_list(readings[0])}, by the config",
+                hint="the names decide; the config.json is another checkpoint's, or was edited",
+            )
+
+
+def mtp_layer_count(config: Mapping[str, Any]) -> int | None:
+    """How many MTP layers the config counts behind the decoder's own; None when it does not."""
+    for section in _sections(config):
+        for key in _MTP_COUNTS:
+            count = section.get(key)
+            if type(count) is int and count >= 0:
+                return count
+    return None
+
+
+def short_list(numbers: Collection[int]) -> str:
+    """Numbers as ranges: `0-2, 4-6, 8`; `none` without any."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = (f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
+    return ", ".join(texts) or "none"
+
+
+def _claims(
+    config: Mapping[str, Any], count: int, present: Layers
+) -> Iterator[tuple[str, tuple[Layers, ...]]]:
+    """Each place that says which of the layers are KDA layers, and the ways to read it."""
+    for section in _sections(config):
+        types = section.get("layer_types")
+        if isinstance(types, list):
+            linear = frozenset(n for n in present if n < len(types) and types[n] == _LINEAR)
+            yield "layer_types", (linear,)
+        lists = section.get("linear_attn_config")
+        if isinstance(lists, Mapping):
+            kda = _numbers(lists.get("kda_layers"))
+            if kda is not None:
+                yield "kda_layers", (present & kda, present & _from_one(kda))
+            full = _numbers(lists.get("full_attn_layers"))
+            if full is not None:
+                yield "full_attn_layers", (present - full, present - _from_one(full))
+        size = section.get(GROUPED_SIGN)
+        if type(size) is int and size > 0:
+            grouped = frozenset(n for n in present if (n + 1) % size)
+            in_whole_groups = frozenset(n for n in grouped if n < count // size * size)
+            yield GROUPED_SIGN, (grouped, in_whole_groups)
+
+
+def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for section in (config, config.get(TEXT_CONFIG)):
+        if isinstance(section, Mapping):
+            yield section
+
+
+def _numbers(value: object) -> Layers | None:
+    if isinstance(value, list) and all(type(number) is int for number in value):
+        return frozenset(value)
+    return None
+
+
+def _from_one(numbers: Layers) -> Layers:
+    return frozenset(number - 1 for number in numbers)
