@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     )
     from .kda.family import KdaFamily
     from .kda.source import KdaTensorSource, RawTensor
+    from .kda.tensor_parallel import KdaShardedSource, KdaTpPlan
     from .kda.tensors import DSA_MARKERS, KDA_TENSORS, TensorSpec
     from .layout import kda_slot_bytes
     from .payload import PayloadReport, check_payload
@@ -154,6 +155,10 @@ _HOMES = {
         "KdaTensorSource",
         "RawTensor",
     ),
+    "kda.tensor_parallel": (
+        "KdaShardedSource",
+        "KdaTpPlan",
+    ),
     "kda.tensors": (
         "DSA_MARKERS",
         "KDA_TENSORS",
@@ -218,8 +223,10 @@ __all__ = [
     "KdaFamily",
     "KdaLayer",
     "KdaLayerStream",
+    "KdaShardedSource",
     "KdaStreamError",
     "KdaTensorSource",
+    "KdaTpPlan",
     "KdaWeights",
     "LayerIndex",
     "LayerSource",

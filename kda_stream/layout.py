@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .dtypes import DTYPE_BITS, KdaDtype
 from .errors import ArgumentError, ErrorCode, in_words
@@ -11,7 +11,7 @@ from .kda.check import FamilyChoice, require_family
 from .kda.config import KdaConfig
 from .kda.families import FAMILIES, GLM5_NEXT
 from .kda.family import KdaFamily
-from .kda.source import Place, RawTensor
+from .kda.source import Place, RawTensor, Rows
 from .kda.tensors import TensorSpec
 from .limits import LAYOUT_BYTES, READ_ALONG_BYTES_MAX, SLOT_ALIGNMENT_BYTES
 from .staging.reading import Wanted
@@ -23,6 +23,7 @@ class Field:
     """A field of `KdaWeights`: its name, dtype and shape, and the tensors joined to make it.
 
     `nbytes` of them are stored, and the first `counted_bytes` handed out: behind these is padding.
+    `is_gathered`: it is made of rows that lie apart.
     """
 
     name: str
@@ -31,11 +32,12 @@ class Field:
     specs: tuple[TensorSpec, ...]
     nbytes: int
     counted_bytes: int
+    is_gathered: bool
 
     @property
     def is_made_here(self) -> bool:
-        """Whether it is not simply a tensor: joined of several, or with a tail to be checked."""
-        return len(self.specs) > 1 or self.counted_bytes < self.nbytes
+        """Whether it is not just bytes of the source: joined, gathered, or with a tail to check."""
+        return len(self.specs) > 1 or self.is_gathered or self.counted_bytes < self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ def fields_of(
         nbytes = sum(spec.expected_bytes(config, dtype) for spec in specs)
         tail_bytes = specs[-1].tail(config) * DTYPE_BITS[dtype.value] // 8
         shape = family.handed_out_shape(name, config)
-        fields.append(Field(name, dtype, shape, specs, nbytes, nbytes - tail_bytes))
+        is_gathered = any(tensors[spec.name].rows is not None for spec in specs)
+        fields.append(Field(name, dtype, shape, specs, nbytes, nbytes - tail_bytes, is_gathered))
     return tuple(fields)
 
 
@@ -167,7 +170,7 @@ def _runs(fields: Iterable[Field], tensors: Mapping[str, RawTensor]) -> list[lis
     for field in fields:
         for spec in field.specs:
             place = tensors[spec.name].place
-            if place is not None:
+            if place is not None and not field.is_gathered:
                 is_joined = len(field.specs) > 1
                 if is_joined or place.begin % (DTYPE_BITS[field.dtype.value] // 8) == 0:
                     parts.append(_Part(spec.name, place, None if is_joined else field.name))
@@ -217,12 +220,19 @@ class _Plan:
         for spec in field.specs:
             tensor = tensors[spec.name]
             nbytes, place = tensor.nbytes, tensor.place
+            rows = tensor.rows or Rows(1, nbytes, nbytes)
             if place is None:
-                span = Span(tensor.data, 1, nbytes, nbytes, self.at, tensor=spec.name)
+                count, row_bytes, stride = rows.count, rows.nbytes, rows.stride
+                span = Span(tensor.extent, count, row_bytes, stride, self.at, tensor=spec.name)
                 self.from_memory.append(span)
             else:
                 starts = ((0, spec.name),)
-                self.wanted.append(Wanted(place.file, place.begin, place.end, self.at, starts))
+                part = Wanted(place.file, place.begin, place.end, self.at, starts)
+                if tensor.rows is not None:
+                    part = replace(
+                        part, rows=rows.count, row_bytes=rows.nbytes, row_stride=rows.stride
+                    )
+                self.wanted.append(part)
             self.at += nbytes
 
 
@@ -234,6 +244,7 @@ def _joined(wanted: Iterable[Wanted]) -> list[Wanted]:
         if (
             last is not None
             and last.file is part.file
+            and last.rows == part.rows == 1
             and last.end == part.begin
             and last.destination + last.end - last.begin == part.destination
         ):

@@ -79,6 +79,9 @@ ENDING_SECONDS: Final = 0.001
 ATTEMPTS_MAX: Final = 8
 """How often giving back is begun anew after signals: more than anyone presses Ctrl-C meanwhile."""
 
+RANKS_SHOWN_MAX: Final = 1024
+"""Up to which size an error lists the numbers of ranks that would do: nobody runs more."""
+
 PROBLEMS_SHOWN_MAX: Final = 40
 """How many problems of a layer an error's line tells: more than a KDA block has tensors."""
 

@@ -30,6 +30,8 @@ from .kda.check import CheckedBlock, FamilyChoice, check_kda_block, joint_refusa
 from .kda.classify import is_kda_block
 from .kda.config import KdaConfig
 from .kda.families import GLM5_NEXT
+from .kda.source import KdaTensorSource
+from .kda.tensor_parallel import KdaShardedSource, KdaTpPlan
 from .layout import fields_of, kda_slot_bytes, require_alignment, slot_bytes_for
 from .stager import Stager, no_thread
 from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
@@ -266,6 +268,7 @@ def stream_kda_layers(
     read: ReadPath = "auto",
     residency: Residency = "auto",
     alignment: int | None = None,
+    plan: KdaTpPlan | None = None,
 ) -> KdaLayerStream:
     """Stream KDA layers through `slots` reused slots of page-locked memory.
 
@@ -276,7 +279,8 @@ def stream_kda_layers(
     when held. `config` is the geometry, by default that of the config.json beside the shards.
     `family` is as for `bind_kda_weights`; with "auto" each layer's is its own.
     `lock` is as for `PinnedArena`; `read`, `residency` and `alignment` are as for
-    `bind_kda_weights`, each layer's way chosen for itself.
+    `bind_kda_weights`, each layer's way chosen for itself. With a `plan` the layers are the part of
+    its rank, and geometry and family are the plan's.
 
     Raises `BindError` with every problem of every layer, `CheckpointError` when layers that the
     config counts are missing and `layers` names none, `ConfigError` when there is no geometry,
@@ -298,6 +302,9 @@ def stream_kda_layers(
             got=type(checkpoint).__name__,
             hint="open it: with open_checkpoint(path) as checkpoint:",
         )
+    if plan is not None:
+        _require_alone(plan, config, family)
+        config, family = plan.config, plan.family
     geometry = config_of(checkpoint) if config is None else config
     require_arena_arguments(kda_slot_bytes(geometry, family), slots, lock)
     if layers is None:
@@ -305,12 +312,12 @@ def stream_kda_layers(
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
     slot_bytes = kda_slot_bytes(geometry, family)
     if checkpoint.report.shards_checked == checkpoint.report.shards:
-        checked = _all_checked(geometry, checkpoint, chosen, family)
+        checked = _all_checked(geometry, checkpoint, chosen, family, plan)
         if checked:
             slot_bytes = max(_slot_bytes(geometry, block) for block in checked)
         blocks = iter(checked)
     else:
-        blocks = _checked_in_turn(geometry, checkpoint, chosen, family)
+        blocks = _checked_in_turn(geometry, checkpoint, chosen, family, plan)
     choice = ReadChoice(read, residency, len(chosen) * slot_bytes)
     return KdaLayerStream(
         checkpoint, geometry, chosen, blocks, slots, slot_bytes, lock, choice, alignment
@@ -321,15 +328,35 @@ def _slot_bytes(config: KdaConfig, block: CheckedBlock) -> int:
     return slot_bytes_for(fields_of(config, block.family, block.tensors))
 
 
+def _require_alone(plan: object, config: KdaConfig | None, family: FamilyChoice) -> None:
+    """Raise `ArgumentError` when `plan` is none, or something it decides is given beside it."""
+    if isinstance(plan, KdaTpPlan) and config is None and family in (GLM5_NEXT, plan.model_family):
+        return
+    raise ArgumentError(
+        ErrorCode.ARGUMENT,
+        "the plan is none, or what it decides is given once more",
+        expected="a KdaTpPlan, with no config and no other family beside it",
+        got=f"{type(plan).__name__} beside {'no config' if config is None else 'a config'} "
+        f"and family {family}",
+        hint="give config and family to KdaTpPlan",
+    )
+
+
+def _source(checkpoint: Checkpoint, index: LayerIndex, plan: KdaTpPlan | None) -> KdaTensorSource:
+    source = checkpoint.layer(index)
+    return source if plan is None else KdaShardedSource(source, plan)
+
+
 def _checked_in_turn(
     config: KdaConfig,
     checkpoint: Checkpoint,
     layers: Iterable[LayerIndex],
     family: FamilyChoice,
+    plan: KdaTpPlan | None,
 ) -> Iterator[CheckedBlock]:
     """Each layer's block, checked when it is asked for."""
     for index in layers:
-        yield check_kda_block(config, index, checkpoint.layer(index), family)
+        yield check_kda_block(config, index, _source(checkpoint, index, plan), family)
 
 
 def _all_checked(
@@ -337,13 +364,15 @@ def _all_checked(
     checkpoint: Checkpoint,
     layers: Sequence[LayerIndex],
     family: FamilyChoice,
+    plan: KdaTpPlan | None,
 ) -> list[CheckedBlock]:
     """Every layer's block; raises one `BindError` with every problem of every layer."""
     blocks: list[CheckedBlock] = []
     refusals: list[BindError] = []
     for index in layers:
         try:
-            blocks.append(check_kda_block(config, index, checkpoint.layer(index), family))
+            source = _source(checkpoint, index, plan)
+            blocks.append(check_kda_block(config, index, source, family))
         except BindError as error:
             refusals.append(error)
     if refusals:

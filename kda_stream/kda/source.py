@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import ErrorCode, SpanError, shown
+from ..dtypes import DTYPE_BITS
+from ..errors import ArgumentError, ErrorCode, SpanError, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -42,39 +44,49 @@ class Place:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that lie apart: `count` of `nbytes` bytes each, `stride` from one start to the next."""
+
+    count: int
+    nbytes: int
+    stride: int
+
+
 class RawTensor:
-    """One tensor exactly as it is stored.
+    """One tensor exactly as it is stored, or a part of one.
 
     `dtype` is the stored code ("BF16", "F8_E4M3", ...), `shape` a tuple of ints, `nbytes` the size
     in bytes, and `data` a read-only `memoryview` of the bytes. `place` says which file they lie in;
     it is None for a tensor that was made from memory. Reading `data` of a tensor with a place maps
     its file; until then nothing of the payload is touched. That view is lent: it ends when the
-    checkpoint is closed.
+    checkpoint is closed. Of a part along an inner axis the bytes are `rows` that lie apart, from
+    the place's or the memory's start on; `rows` is None for all others.
 
     Example: `RawTensor("F32", (2,), bytes(8))`.
     """
 
-    __slots__ = ("_held", "dtype", "nbytes", "shape")
+    __slots__ = ("_held", "dtype", "nbytes", "rows", "shape")
 
-    def __init__(self, dtype: str, shape: Sequence[int], data: Buffer | Place) -> None:
+    def __init__(
+        self,
+        dtype: str,
+        shape: Sequence[int],
+        data: Buffer | Place,
+        *,
+        rows: Rows | None = None,
+    ) -> None:
         """`data` is anything with a C-contiguous buffer, or a `Place`; else raises `SpanError`."""
         self.dtype = dtype
         self.shape = tuple(shape)
-        if isinstance(data, Place):
-            self._held: memoryview | Place = data
-            self.nbytes = data.end - data.begin
-            return
-        try:
-            self._held = memoryview(data).toreadonly().cast("B")
-        except (TypeError, ValueError) as error:
-            raise SpanError(
-                ErrorCode.SOURCE_BUFFER,
-                "a tensor's data is no plain buffer",
-                expected="bytes, or anything with a C-contiguous buffer",
-                got=f"{type(data).__name__} ({error})",
-                hint="hand in a contiguous copy, viewed as bytes",
-            ) from None
-        self.nbytes = self._held.nbytes
+        self.rows = rows
+        self._held = data if isinstance(data, Place) else _plain(data)
+        if rows is not None:
+            self.nbytes = rows.count * rows.nbytes
+        elif isinstance(self._held, Place):
+            self.nbytes = self._held.end - self._held.begin
+        else:
+            self.nbytes = self._held.nbytes
 
     @property
     def place(self) -> Place | None:
@@ -82,14 +94,75 @@ class RawTensor:
         return self._held if isinstance(self._held, Place) else None
 
     @property
-    def data(self) -> memoryview:
-        """The tensor's bytes, read-only; mapped on first use when they lie in a file."""
+    def extent(self) -> memoryview:
+        """The memory from the first byte on, with what lies between `rows`; else as `data`."""
         held = self._held
         return held.file.view(held.begin, held.end) if isinstance(held, Place) else held
+
+    @property
+    def data(self) -> memoryview:
+        """The tensor's bytes, read-only; mapped on first use when they lie in a file.
+
+        Of `rows` that lie apart it is a copy, made at each use.
+        """
+        if self.rows is None:
+            return self.extent
+        extent, rows = self.extent, self.rows
+        starts = range(0, rows.count * rows.stride, rows.stride)
+        return memoryview(b"".join(extent[at : at + rows.nbytes] for at in starts))
+
+    def part(self, axis: int, begin: int, end: int) -> RawTensor:
+        """The indices [begin, end) of one axis; no byte is read or moved.
+
+        For a whole tensor of a dtype that fills bytes. Raises `ArgumentError` for a range that is
+        not within the shape.
+        """
+        bits = DTYPE_BITS.get(self.dtype, 0)
+        if (
+            self.rows is not None
+            or bits < 8
+            or bits % 8
+            or not 0 <= axis < len(self.shape)
+            or not 0 <= begin < end <= self.shape[axis]
+        ):
+            raise ArgumentError(
+                ErrorCode.ARGUMENT,
+                "the tensor has no such part",
+                expected="an axis of a whole tensor of whole bytes, and a range within it",
+                got=f"[{begin}, {end}) of axis {axis} of {self!r}",
+                hint="cut a tensor once, within its shape",
+            )
+        unit = math.prod(self.shape[axis + 1 :]) * bits // 8
+        count, stride = math.prod(self.shape[:axis]), self.shape[axis] * unit
+        row = (end - begin) * unit
+        first = begin * unit
+        last = first + (count - 1) * stride + row if count else first
+        rows = None if count <= 1 or row == stride else Rows(count, row, stride)
+        held = self._held
+        if isinstance(held, Place):
+            data: Place | memoryview = Place(held.file, held.begin + first, held.begin + last)
+        else:
+            data = held[first:last]
+        shape = (*self.shape[:axis], end - begin, *self.shape[axis + 1 :])
+        return RawTensor(self.dtype, shape, data, rows=rows)
 
     def __repr__(self) -> str:
         dtype = shown(repr(self.dtype))
         return f"RawTensor({dtype}, {shown(self.shape)}, {self.nbytes} bytes)"
+
+
+def _plain(data: Buffer) -> memoryview:
+    """The bytes of a C-contiguous buffer; raises `SpanError` for anything else."""
+    try:
+        return memoryview(data).toreadonly().cast("B")
+    except (TypeError, ValueError) as error:
+        raise SpanError(
+            ErrorCode.SOURCE_BUFFER,
+            "a tensor's data is no plain buffer",
+            expected="bytes, or anything with a C-contiguous buffer",
+            got=f"{type(data).__name__} ({error})",
+            hint="hand in a contiguous copy, viewed as bytes",
+        ) from None
 
 
 class KdaTensorSource(Protocol):

@@ -10,6 +10,7 @@ from ..dtypes import DTYPE_BITS, KdaDtype
 from .config import KdaConfig
 
 ATTENTION_PREFIX: Final = "self_attn."
+_OF_HEADS: Final = ("heads", "qkv_dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,12 @@ class TensorSpec:
     def most_bytes(self, config: KdaConfig) -> int:
         """The most bytes that the tensor can have at this geometry."""
         return max(self.expected_bytes(config, dtype) for dtype in self.dtypes)
+
+    @property
+    def heads_axis(self) -> int | None:
+        """The axis along which the heads lie, one after the other; None where there is none."""
+        bare = [dim.dim if isinstance(dim, Padded) else dim for dim in self.dims]
+        return next((axis for axis, dim in enumerate(bare) if dim in _OF_HEADS), None)
 
     def tail(self, config: KdaConfig) -> int:
         """How many of its values are padding, at the end."""

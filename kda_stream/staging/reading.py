@@ -58,7 +58,8 @@ class ReadableFile(Protocol):
 class Wanted:
     """Bytes of a file, and where they go: [begin, end) of `file` to the offset `destination`.
 
-    `starts` has (bytes before it, name) of each tensor in it, for errors.
+    `starts` has (bytes before it, name) of each tensor in it, for errors. With several `rows`, only
+    these go there, densely: `row_bytes` bytes each, `row_stride` apart, the first at `begin`.
     """
 
     file: ReadableFile
@@ -66,6 +67,9 @@ class Wanted:
     end: int
     destination: int
     starts: tuple[tuple[int, str], ...]
+    rows: int = 1
+    row_bytes: int = 0
+    row_stride: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,8 @@ def bring_in(
                 notes.append(f"not {way.path}: {error.what}")
             else:
                 break
+    if way.path == "direct" and any(part.rows > 1 for part in wanted):
+        notes.append("not direct: rows that lie apart, which the ranks of a host share")
     return ReadReport(way.path, way.reason, residency, cached, notes=tuple(notes))
 
 
@@ -260,14 +266,19 @@ def _bring_in_by(
 ) -> None:
     with ExitStack() as opened:
         blocks = dict.fromkeys(descriptors, 0)
+        past_cache = descriptors
         if path == "direct":
             blocks = {key: _block_bytes(files[key], fd) for key, fd in descriptors.items()}
-            descriptors = {
+            past_cache = {
                 key: opened.enter_context(file.open(direct=True)).fileno()
                 for key, file in files.items()
             }
+        # Rows that lie apart share their blocks with those of other ranks: through the page cache a
+        # host reads them once, and direct reads would have each rank read them all.
         spans = [
-            _span(part, path == "mapped", descriptors[id(part.file)], blocks[id(part.file)])
+            _span(part, path == "mapped", past_cache[id(part.file)], blocks[id(part.file)])
+            if part.rows == 1
+            else _span(part, path == "mapped", descriptors[id(part.file)], 0)
             for part in wanted
         ]
         threads = READS_IN_FLIGHT if path == "direct" else copy_threads()
@@ -293,9 +304,9 @@ def _span(part: Wanted, mapped: bool, descriptor: int, block_bytes: int) -> Span
         source = part.file.view(part.begin, part.end)
     return Span(
         source,
-        1,
-        nbytes,
-        nbytes,
+        part.rows,
+        part.row_bytes or nbytes,
+        part.row_stride or nbytes,
         part.destination,
         mapped,
         tensor=part.starts[0][1],
