@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         SpanError,
         StreamError,
     )
+    from .interop.mapping import MappingSource
     from .kda.check import BindProblem, ProblemKind, identify_family
     from .kda.classify import AttnBlockKind, classify_attn_block
     from .kda.config import KdaConfig
@@ -131,6 +132,7 @@ _HOMES = {
         "SpanError",
         "StreamError",
     ),
+    "interop.mapping": ("MappingSource",),
     "kda.check": (
         "BindProblem",
         "ProblemKind",
@@ -233,6 +235,7 @@ __all__ = [
     "Lease",
     "LockReport",
     "ManifestError",
+    "MappingSource",
     "MemoryRefusedError",
     "NotBuiltError",
     "NotFoundError",

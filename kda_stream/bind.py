@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
+from .arrays import as_dlpack, as_numpy, as_torch
 from .dtypes import DTYPE_BITS, KdaDtype
 from .errors import ArgumentError, ErrorCode, PayloadValueError, SlotError
 from .kda.check import CheckedBlock, FamilyChoice, check_kda_block
@@ -27,14 +28,32 @@ from .staging.reading import (
     require_read_choice,
 )
 
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from torch import Tensor
+
+_DLPACK_CPU: Final = 1
+
 
 @dataclass(frozen=True, slots=True)
 class BoundTensor:
-    """One tensor of a bound layer: its `dtype` and `shape`, and its bytes in `data`."""
+    """One tensor of a bound layer: its `dtype` and `shape`, and its bytes in `data`.
 
+    `numpy()`, `torch()` and DLPack give them without a copy, each a new object that keeps the
+    memory in use. A numpy array is read-only. torch has no read-only tensors, nor does DLPack ask
+    for them: what is written there goes to the slot, until it is filled again; with `copy=False` to
+    copy-on-write pages of the tensor's own, and over a source that is no file to its memory. A file
+    is never written.
+
+    What was made so must not be used after the slot was given back: it would see the next layer's
+    bytes. In debug mode (`python -X dev`) giving back raises `InUseError` while it is there.
+    """
+
+    name: str
     dtype: KdaDtype
     shape: tuple[int, ...]
     _view: Callable[[], memoryview] = field(repr=False, compare=False)
+    _writable_view: Callable[[], memoryview] = field(repr=False, compare=False)
 
     @property
     def data(self) -> memoryview:
@@ -46,6 +65,30 @@ class BoundTensor:
         it after the file was cut short kills the process.
         """
         return self._view()
+
+    def numpy(self) -> ndarray[Any, Any]:
+        """A read-only array; BF16 is ml_dtypes' bfloat16, and `ArgumentError` says how to get it.
+
+        Raises `ClosedError` after the slot was given back.
+        """
+        return as_numpy(self.dtype.value, self.shape, self._view(), name=self.name)
+
+    def torch(self) -> Tensor:
+        """A torch tensor on the CPU; raises `ClosedError` after the slot was given back.
+
+        With `copy=False` also `PayloadError` when the file has changed or the map is refused, and
+        `ArgumentError` where the tensor lies at an odd address.
+        """
+        return as_torch(self.dtype.value, self.shape, self._writable_view(), name=self.name)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """A capsule for `from_dlpack` of any library; by numpy, or for BF16 by torch."""
+        view = self._writable_view()
+        return as_dlpack(self.dtype.value, self.shape, view, options, name=self.name)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU."""
+        return (_DLPACK_CPU, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +256,7 @@ def _weights(tensors: Mapping[str, BoundTensor], lease: Lease) -> KdaWeights:
 def _bound(field: Field, lease: Lease, layout: Layout) -> BoundTensor:
     begin = layout.begins[field.name]
     view = partial(lease.view, begin, begin + field.counted_bytes)
-    return BoundTensor(field.dtype, field.shape, view)
+    return BoundTensor(field.name, field.dtype, field.shape, view, view)
 
 
 def check_kda_weights(
@@ -309,16 +352,22 @@ def _bind_views(
     made = [field for field in fields if field.is_made_here]
     layout = lay_out(made, block.tensors, SLOT_ALIGNMENT_BYTES)
     tensors = {
-        field.name: BoundTensor(
-            field.dtype, field.shape, partial(_data, block.tensors[field.specs[0].name])
-        )
+        field.name: _viewed(field, block.tensors[field.specs[0].name])
         for field in fields
+        if not field.is_made_here
     }
     lease, read = _fill_slot(into, layout.end, made, layout, block, choice)
     tensors.update({field.name: _bound(field, lease, layout) for field in made})
     names = " and ".join(field.name for field in made)
     view = ReadReport("view", f"all but {names} is left where it is; {names}: {read.path}")
     return _weights(tensors, lease), _report(block, view, lease.slot.report)
+
+
+def _viewed(field: Field, tensor: RawTensor) -> BoundTensor:
+    view = partial(_data, tensor)
+    place = tensor.place
+    own = view if place is None else partial(place.file.copy_on_write, place.begin, place.end)
+    return BoundTensor(field.name, field.dtype, field.shape, view, own)
 
 
 def _data(tensor: RawTensor) -> memoryview:

@@ -78,6 +78,7 @@ class ErrorCode(str, Enum):
     CONFIG_VALUE = "config-value"
     CONFIG_CONTRADICTION = "config-contradiction"
     CONFIG_LAYERS = "config-layers"
+    MODEL_DIFFERS = "model-differs"
     BIND_REFUSED = "bind-refused"
 
     # moving bytes

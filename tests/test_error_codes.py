@@ -22,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ from kda_stream import (
 )
 from kda_stream.cli.diff import diff_paths
 from kda_stream.cli.verify import verify_path
+from kda_stream.interop.transformers import fill_kda_layers
 from kda_stream.testing import Layout
 from kda_stream.testing import write_checkpoint as write_layout
 
@@ -654,6 +656,32 @@ def test_config_layers(told: Told, tmp_path: Path) -> None:
     path = edited(tmp_path, lambda text: text.update(layer_types=["linear_attention"] * 8))
     with told(ValueError, path=path, expected="KDA layers 0-2, 4-6", got="KDA layers 0-7"):
         raise verified(path.parent, ErrorCode.CONFIG_LAYERS)
+
+
+class HeldElsewhere:
+    """What the library asks of a model of another library: its parameters."""
+
+    def __init__(self, **parameters: tuple[str, tuple[int, ...]]) -> None:
+        self._parameters = parameters
+
+    def named_parameters(self) -> Iterator[tuple[str, SimpleNamespace]]:
+        for name, (dtype, shape) in self._parameters.items():
+            parameter = SimpleNamespace(dtype=dtype, shape=shape, is_meta=False)
+            yield f"model.layers.0.self_attn.{name}", parameter
+
+
+def test_model_differs(told: Told, one_layer: Written) -> None:
+    model: Any = HeldElsewhere(A_log=("torch.bfloat16", (3,)))
+    with (
+        open_checkpoint(one_layer.folder) as checkpoint,
+        told(
+            ValueError,
+            path=one_layer.folder,
+            expected="stored: GLM5_NEXT",
+            got="a_log is bfloat16, stored F32",
+        ),
+    ):
+        fill_kda_layers(model, checkpoint)
 
 
 def test_layers_stray(told: Told, tmp_path: Path) -> None:

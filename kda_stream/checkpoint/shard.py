@@ -15,7 +15,7 @@ from ..files import open_regular_file, read_range, refuse_path
 from ..foreign import LENGTH_BYTES, foreign_kind
 from ..kda.source import Place, RawTensor
 from ..limits import FAULT_AROUND_BYTES, HEADER_BYTES_MAX, SNIFF_BYTES
-from ..staging.pages import LentMemory, Mapping, map_file
+from ..staging.pages import LentMemory, Mapping, map_file, map_range
 from .header import Header, header_length, parse_header
 
 # Only a file that fails one of these can be something else: the length field of a shard may by
@@ -122,6 +122,19 @@ class Shard:
                 path=self._path,
                 hint="use its tensors before close(), or copy them",
             )
+
+    def copy_on_write(self, begin: int, end: int) -> memoryview:
+        """The bytes [begin, end) in pages of their own, that go with the view and what it made.
+
+        They are the file's until they are written to; what is written never reaches the file. Needs
+        as much commit charge as is written. Raises as `view` does, and as it does touching a page
+        that cannot be read kills the process.
+        """
+        with self.open() as file:
+            mapping = map_range(file.fileno(), begin, end, self._path)
+        return mapping.lend(mapping.nbytes - (end - begin), mapping.nbytes, writable=True).view(
+            0, end - begin
+        )
 
     def unmap(self, begin: int, end: int) -> None:
         """Take the mapped pages around [begin, end) out of the process; they stay cached."""

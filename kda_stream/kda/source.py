@@ -25,6 +25,9 @@ class PayloadFile(Protocol):
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) of the file, mapped: read-only and without a copy."""
 
+    def copy_on_write(self, begin: int, end: int) -> memoryview:
+        """The bytes [begin, end) in pages of their own, writable; what is written stays there."""
+
     def unmap(self, begin: int, end: int) -> None:
         """Take the mapped pages around [begin, end) out of the process, when they are in it."""
 

@@ -204,8 +204,26 @@ def map_file(descriptor: int, file_bytes: int, path: str) -> Mapping:
 
     Raises `PayloadError` when the system refuses, as under a limit on address space.
     """
+    lib = extension()[1]
+    return _map(descriptor, 0, file_bytes, lib.PROT_READ, lib.MAP_SHARED, path)
+
+
+def map_range(descriptor: int, begin: int, end: int, path: str) -> Mapping:
+    """Map [begin, end) of a file copy-on-write, from the border of begin's page on.
+
+    Raises as `map_file`.
+    """
+    lib = extension()[1]
+    first = begin // PAGE_BYTES * PAGE_BYTES
+    protection = lib.PROT_READ | lib.PROT_WRITE
+    return _map(descriptor, first, end - first, protection, lib.MAP_PRIVATE, path)
+
+
+def _map(
+    descriptor: int, offset: int, nbytes: int, protection: int, flags: int, path: str
+) -> Mapping:
     ffi, lib = extension()
-    pointer = lib.mmap(ffi.NULL, file_bytes, lib.PROT_READ, lib.MAP_SHARED, descriptor, 0)
+    pointer = lib.mmap(ffi.NULL, nbytes, protection, flags, descriptor, offset)
     if pointer == lib.MAP_FAILED:
         raise PayloadError(
             ErrorCode.MAP_REFUSED,
@@ -214,7 +232,7 @@ def map_file(descriptor: int, file_bytes: int, path: str) -> Mapping:
             got=os.strerror(ffi.errno),
             hint='raise the limit on address space (ulimit -v), or pass read="positional"',
         )
-    return Mapping(pointer, file_bytes, kept=False)
+    return Mapping(pointer, nbytes, kept=False)
 
 
 def map_anonymous(nbytes: int) -> Mapping:

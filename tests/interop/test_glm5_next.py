@@ -27,7 +27,9 @@ from support.transformers_models import (
     BoundLayers,
     HowBound,
     assert_bit_for_bit,
+    assert_filled_as_loaded,
     bound_by_stream,
+    bound_from_state_dict,
     bound_one_by_one,
     cast_loses,
     families_of,
@@ -45,6 +47,7 @@ from transformers import Glm5NextConfig, Glm5NextForConditionalGeneration
 from kda_stream import (
     GLM5_NEXT,
     GLM5_NEXT_F32_CONV,
+    ArgumentError,
     AttnBlockKind,
     BindError,
     KdaConfig,
@@ -52,6 +55,7 @@ from kda_stream import (
     classify_attn_block,
     open_checkpoint,
 )
+from kda_stream.interop.transformers import fill_kda_layers
 from kda_stream.kda.check import FamilyChoice
 
 pytestmark = pytest.mark.interop
@@ -443,3 +447,73 @@ print("alive")
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+# --- a model in memory ----------------------------------------------------------------------------
+
+
+def test_a_model_in_memory_is_bound_out_of_its_own_parameters(saved: Path) -> None:
+    config = KdaConfig.from_json(saved / "config.json")
+    model = load_model(saved)
+    bound = bound_from_state_dict(model, config, PREFIX, KDA_LAYERS, GLM5_NEXT_F32_CONV)
+    assert bound == bound_by_stream(saved, GLM5_NEXT_F32_CONV)
+
+
+def test_a_model_is_filled_with_what_it_saved(saved: Path) -> None:
+    report = assert_filled_as_loaded(load_model(saved), saved, KDA_LAYERS)
+    assert report.tensors == len(KDA_LAYERS) * len(LOW_RANK_PARAMETERS)
+    assert report.families == ("GLM5_NEXT_F32_CONV",)
+    assert report.widened == ()
+
+
+def test_a_model_is_filled_with_conv_in_bf16_when_that_may_be_widened(served: Path) -> None:
+    report = assert_filled_as_loaded(load_model(served), served, KDA_LAYERS, widen=True)
+    assert report.families == ("GLM5_NEXT",)
+    assert report.widened == ("conv",)
+
+
+def test_a_model_is_not_filled_where_dtypes_differ_and_nothing_is_written(served: Path) -> None:
+    model = load_model(served)
+    before = {name: raw_bytes(parameter) for name, parameter in model.named_parameters()}
+    with (
+        open_checkpoint(served) as checkpoint,
+        pytest.raises(BindError, match="conv is float32, stored BF16") as caught,
+    ):
+        fill_kda_layers(model, checkpoint)
+    assert "widen=True" in str(caught.value)
+    assert before == {name: raw_bytes(parameter) for name, parameter in model.named_parameters()}
+
+
+def test_a_model_cast_to_one_dtype_is_not_filled(saved: Path) -> None:
+    model = load_model(saved).to(torch.bfloat16)
+    with (
+        open_checkpoint(saved) as checkpoint,
+        pytest.raises(BindError, match=r"a_log is bfloat16, stored F32.*dt_bias is bfloat16"),
+    ):
+        fill_kda_layers(model, checkpoint, widen=True)
+
+
+def test_a_model_of_another_geometry_is_not_filled(saved: Path) -> None:
+    config = small_config()
+    config.text_config.linear_num_heads = HEADS + 1
+    model = Glm5NextForConditionalGeneration(config)
+    with (
+        open_checkpoint(saved) as checkpoint,
+        pytest.raises(BindError, match=r"a_log is \[6\], stored \[5\]"),
+    ):
+        fill_kda_layers(model, checkpoint, layers=[1])
+
+
+def test_a_model_without_memory_is_not_filled(saved: Path) -> None:
+    with torch.device("meta"):
+        model = Glm5NextForConditionalGeneration(small_config())
+    with open_checkpoint(saved) as checkpoint, pytest.raises(BindError, match="meta device"):
+        fill_kda_layers(model, checkpoint)
+
+
+def test_a_model_that_has_no_such_layers_is_refused(saved: Path) -> None:
+    with open_checkpoint(saved) as checkpoint:
+        with pytest.raises(ArgumentError, match="no such KDA layers"):
+            fill_kda_layers(torch.nn.Linear(2, 2), checkpoint)
+        with pytest.raises(ArgumentError, match="0, 1, 2, 4, 5, 6"):
+            fill_kda_layers(load_model(saved), checkpoint, layers=[0, 3])

@@ -21,7 +21,9 @@ from support.transformers_models import (
     WAYS,
     HowBound,
     assert_bit_for_bit,
+    assert_filled_as_loaded,
     bound_by_stream,
+    bound_from_state_dict,
     cast_loses,
     dtypes_of,
     families_of,
@@ -266,3 +268,17 @@ def test_saved_under_the_modules_own_names_no_layer_is_skipped_or_bound(
     with pytest.raises(BindError) as refused:
         bound_by_stream(tmp_path, "auto")
     assert {problem.layer_idx for problem in refused.value.problems} == set(KDA_LAYERS)
+
+
+# --- a model in memory ----------------------------------------------------------------------------
+
+
+def test_a_model_in_memory_is_bound_out_of_its_own_parameters(saved: Path) -> None:
+    config = KdaConfig.from_json(saved / "config.json")
+    bound = bound_from_state_dict(load_model(saved), config, PREFIX, KDA_LAYERS, KIMI_LINEAR)
+    assert bound == bound_by_stream(saved, KIMI_LINEAR)
+
+
+def test_a_model_is_filled_with_what_it_saved(saved: Path) -> None:
+    report = assert_filled_as_loaded(load_model(saved), saved, KDA_LAYERS)
+    assert report.families == ("KIMI_LINEAR",)

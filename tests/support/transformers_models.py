@@ -16,12 +16,14 @@ from kda_stream import (
     AttnBlockKind,
     BindError,
     KdaConfig,
+    KdaFamily,
     KdaWeights,
     bind_kda_weights,
     classify_attn_block,
     open_checkpoint,
     stream_kda_layers,
 )
+from kda_stream.interop.transformers import FillReport, fill_kda_layers, published_source
 from kda_stream.kda.check import FamilyChoice
 
 INDEX = "model.safetensors.index.json"
@@ -219,6 +221,39 @@ def refusals(
             with pytest.raises(BindError) as refused:
                 bind_kda_weights(config, number, checkpoint.layer(number), family=family)
             yield number, refused.value
+
+
+def bound_from_state_dict(
+    model: torch.nn.Module,
+    config: KdaConfig,
+    prefix: str,
+    numbers: Iterable[int],
+    family: KdaFamily,
+) -> BoundLayers:
+    """The KDA layers of a model that is in memory, bound out of its own parameters."""
+    layers: BoundLayers = {}
+    for number in numbers:
+        source = published_source(model.state_dict(), f"{prefix}{number}.", family=family)
+        weights, _ = bind_kda_weights(config, number, source, family=family, copy=False)
+        layers[number] = copied_out(weights)
+    return layers
+
+
+def assert_filled_as_loaded(
+    model: torch.nn.Module, directory: Path, numbers: list[int], *, widen: bool = False
+) -> FillReport:
+    """Fill a model whose KDA layers hold something else; then it is what it was when loaded."""
+    loaded = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(f"layers.{number}.self_attn." in name for number in numbers):
+                parameter.fill_(7)
+    with open_checkpoint(directory) as checkpoint:
+        report = fill_kda_layers(model, checkpoint, widen=widen)
+    assert report.layers == tuple(numbers)
+    for name, parameter in model.named_parameters():
+        assert raw_bytes(parameter) == raw_bytes(loaded[name]), name
+    return report
 
 
 def assert_bit_for_bit(bound: BoundLayers, expected: Mapping[int, ModelTensors]) -> None:
