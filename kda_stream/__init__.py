@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         StreamError,
     )
     from .interop.mapping import MappingSource
+    from .interop.torch import iter_torch_weights
     from .kda.check import BindProblem, ProblemKind, identify_family
     from .kda.classify import AttnBlockKind, classify_attn_block
     from .kda.config import KdaConfig
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from .staging.reading import ReadReport
     from .staging.spans import CopyPlan, CopyStop, FileRange, Span
     from .stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
+    from .weights import TensorPiece, WeightsReport, WeightStream, iter_weights
 
 __version__ = "0.1.0"
 
@@ -133,6 +135,7 @@ _HOMES = {
         "StreamError",
     ),
     "interop.mapping": ("MappingSource",),
+    "interop.torch": ("iter_torch_weights",),
     "kda.check": (
         "BindProblem",
         "ProblemKind",
@@ -189,6 +192,12 @@ _HOMES = {
         "KdaLayerStream",
         "StreamReport",
         "stream_kda_layers",
+    ),
+    "weights": (
+        "TensorPiece",
+        "WeightStream",
+        "WeightsReport",
+        "iter_weights",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -259,12 +268,17 @@ __all__ = [
     "StreamError",
     "StreamReport",
     "TensorInfo",
+    "TensorPiece",
     "TensorSpec",
+    "WeightStream",
+    "WeightsReport",
     "bind_kda_weights",
     "check_kda_weights",
     "check_payload",
     "classify_attn_block",
     "identify_family",
+    "iter_torch_weights",
+    "iter_weights",
     "kda_slot_bytes",
     "open_checkpoint",
     "stream_kda_layers",

@@ -100,6 +100,7 @@ class ErrorCode(str, Enum):
     ARENA_CLOSED = "arena-closed"
     MEMORY_GIVEN_BACK = "memory-given-back"
     MEMORY_IN_USE = "memory-in-use"
+    STREAM_ROW_TOO_LARGE = "stream-row-too-large"
     STREAM_MISUSE = "stream-misuse"
     STREAM_STOPPED = "stream-stopped"
     STREAM_NO_THREAD = "stream-no-thread"

@@ -61,6 +61,15 @@ HUGE_PAGE_BYTES: Final = 2 * 1024**2
 SLOTS_MAX: Final = 64
 """The most slots of one arena: more cannot help a stream, and a typo would lock all memory."""
 
+WEIGHTS_SLOT_BYTES: Final = 64 * 1024**2
+"""The slots that all weights pass through: some of the longest reads, and most tensors."""
+
+GAP_BYTES_MAX: Final = 65536
+"""How much between two wanted tensors is read along: less than what a second read would cost."""
+
+KEPT_SECONDS: Final = 5.0
+"""How long a stream waits for tensors to be dropped that keep every slot, before it says so."""
+
 READ_PIECE_BYTES: Final = 1024**2
 """How much of a header is read at once: a slow disk (20 MB/s) lets a signal be answered by then."""
 

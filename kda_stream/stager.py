@@ -1,52 +1,53 @@
-"""The thread of a stream: it stages one layer after the other into free slots."""
+"""The thread of a stream: it stages one item after the other into free slots."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
 
-from .bind import KdaBindReport, KdaWeights, bind_checked
 from .closing import BackgroundThread
 from .errors import ErrorCode, KdaStreamError, StreamError
-from .kda.check import CheckedBlock
-from .kda.config import KdaConfig
-from .limits import BELL_SECONDS
-from .staging.arena import PinnedArena
+from .limits import BELL_SECONDS, ENDING_SECONDS
+from .staging.arena import PinnedArena, Slot
 from .staging.reading import ReadChoice
 from .staging.spans import CopyStop
 
-Staged = tuple[KdaWeights, KdaBindReport]
+Item = TypeVar("Item")
+Staged = TypeVar("Staged")
 
 
-class Stager:
+class Stager(Generic[Item, Staged]):
     """What passes between a stream and its thread. The thread holds this, and not the stream.
 
-    No lock is in it that Ctrl-C could leave locked: plain attributes and a queue that serves as a
-    bell. `_ended` is set by the thread, `_stop` by the stream.
+    `fill` makes of an item what the stream is handed: it gets a slot by `free_slot`, and brings in
+    by `choice`; None from it ends the staging. No lock is in here that Ctrl-C could leave locked:
+    plain attributes and a queue that serves as a bell. `_ended` is set by the thread, `_stop` by
+    the stream.
     """
 
     def __init__(
         self,
-        config: KdaConfig,
-        blocks: Iterable[CheckedBlock],
+        items: Iterable[Item],
+        fill: Callable[[Item, Stager[Item, Staged]], Staged | None],
         arena: PinnedArena,
         choice: ReadChoice,
-        alignment: int | None,
     ) -> None:
         self.staged: deque[Staged] = deque()
         self.failure: BaseException | None = None
+        self.is_waiting = False
         self._thread = BackgroundThread()
         self._ended = False
         self._stop = CopyStop()
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self._config = config
-        self._blocks = blocks
+        self._items = items
+        self._fill = fill
         self.arena = arena
-        self._choice = replace(choice, stop=self._stop)
-        self._alignment = alignment
+        self.choice = replace(choice, stop=self._stop)
 
     # the stream's side
 
@@ -58,6 +59,23 @@ class Stager:
     def ended(self) -> bool:
         """Whether nothing more will be staged."""
         return self._ended or self._thread.is_over
+
+    def next_staged(self, while_waiting: Callable[[], None] | None = None) -> Staged:
+        """What is staged next, waited for, with calls of `while_waiting` in between.
+
+        Raises why it ended before all was staged, or StopIteration.
+        """
+        while not self.staged and not self.ended:
+            if while_waiting is not None:
+                while_waiting()
+            self.wait_for_bell()
+        if not self.staged:
+            failure = self.take_failure()
+            try:
+                raise StopIteration if failure is None else failure
+            finally:
+                del failure  # else its traceback would keep this frame, and both the slot's views
+        return self.staged.popleft()
 
     def take_failure(self) -> BaseException | None:
         """Why it ended before all was staged, told once."""
@@ -89,26 +107,35 @@ class Stager:
 
     # the thread's side
 
+    def free_slot(self) -> Slot | None:
+        """A slot of the arena, once one is free; None when the stream is being closed."""
+        self.is_waiting = True
+        slot = self.arena.wait_for_slot(self._is_stopping)
+        self.is_waiting = False
+        return slot
+
+    def wait_until_gone(self, is_there: Callable[[], object | None]) -> bool:
+        """Wait until `is_there` gives None; False when the stream is being closed before."""
+        self.is_waiting = True
+        while is_there() is not None and not self.stopping:
+            time.sleep(ENDING_SECONDS)
+        self.is_waiting = False
+        return not self.stopping
+
     def _run(self) -> None:
-        """Stage every layer; an error is left in `failure`."""
+        """Stage every item; an error is left in `failure`."""
         try:
-            for block in self._blocks:
-                if not self._stage(block):
+            for item in self._items:
+                staged = self._fill(item, self)
+                if staged is None:
                     break
+                self.staged.append(staged)
+                del item, staged  # what was handed out is not kept here
+                self._bell.put(None)
         except BaseException as error:  # handed to the consumer, who raises it
             self.failure = None if self._is_stopping() else _without_frames(error)
         self._ended = True
         self._bell.put(None)
-
-    def _stage(self, block: CheckedBlock) -> bool:
-        """Fill one slot with one layer; False when the stream is being closed."""
-        slot = self.arena.wait_for_slot(self._is_stopping)
-        if slot is None:
-            return False
-        staged = bind_checked(self._config, block, slot, self._choice, self._alignment)
-        self.staged.append(staged)
-        self._bell.put(None)
-        return True
 
     def _is_stopping(self) -> bool:
         return self.stopping

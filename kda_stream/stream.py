@@ -9,11 +9,13 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from .bind import (
     KdaBindReport,
     KdaWeights,
+    bind_checked,
 )
 from .checkpoint.checkpoint import Checkpoint
 from .checkpoint.layer import LayerIndex
@@ -36,6 +38,9 @@ from .layout import fields_of, kda_slot_bytes, require_alignment, slot_bytes_for
 from .stager import Stager, no_thread
 from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
 from .staging.reading import ReadChoice, ReadPath, Residency, require_read_choice
+
+_Bound = tuple[KdaWeights, KdaBindReport]
+_LayerStager = Stager[CheckedBlock, _Bound]
 
 
 class KdaLayer:
@@ -123,7 +128,7 @@ class KdaLayerStream(Closing):
         self._lock_policy = lock
         self._choice = choice
         self._alignment = alignment
-        self._stager: Stager | None = None
+        self._stager: _LayerStager | None = None
         self._process = os.getpid()
         self._current: KdaLayer | None = None
         self._past: list[weakref.ref[KdaLayer]] = []
@@ -140,7 +145,8 @@ class KdaLayerStream(Closing):
             )
         self._began_seconds = time.monotonic()
         arena = PinnedArena(self._slot_bytes, slots=self._slots, lock=self._lock_policy)
-        self._stager = Stager(self._config, self._blocks, arena, self._choice, self._alignment)
+        fill = partial(_bind_next, self._config, self._alignment)
+        self._stager = Stager(self._blocks, fill, arena, self._choice)
         try:
             self._stager.start()
         except RuntimeError as error:
@@ -158,15 +164,7 @@ class KdaLayerStream(Closing):
     def __next__(self) -> KdaLayer:
         stager = self._entered()
         self._give_back_current()
-        while not stager.staged and not stager.ended:
-            stager.wait_for_bell()
-        if not stager.staged:
-            failure = stager.take_failure()
-            try:
-                raise StopIteration if failure is None else failure
-            finally:
-                del failure  # else its traceback would keep this frame, and both the slot's views
-        layer = self._current = KdaLayer(*stager.staged.popleft())
+        layer = self._current = KdaLayer(*stager.next_staged())
         self._handed_out += 1
         self._bytes += layer.report.bytes
         self._reads[layer.report.read.path] += 1
@@ -215,7 +213,7 @@ class KdaLayerStream(Closing):
 
     # the consumer's side
 
-    def _entered(self, *, also_closed: bool = False) -> Stager:
+    def _entered(self, *, also_closed: bool = False) -> _LayerStager:
         if self._stager is None:
             self._refuse_misuse(
                 "the stream was not entered", "write: with stream_kda_layers(...) as stream:"
@@ -255,6 +253,13 @@ class KdaLayerStream(Closing):
     def _refuse_misuse(self, what: str, hint: str) -> NoReturn:
         path = self._checkpoint.path
         raise StreamError(ErrorCode.STREAM_MISUSE, what, path=path, hint=hint)
+
+
+def _bind_next(
+    config: KdaConfig, alignment: int | None, block: CheckedBlock, stager: _LayerStager
+) -> _Bound | None:
+    slot = stager.free_slot()
+    return None if slot is None else bind_checked(config, block, slot, stager.choice, alignment)
 
 
 def stream_kda_layers(

@@ -70,6 +70,7 @@ from kda_stream import (
     bind_kda_weights,
     check_kda_weights,
     check_payload,
+    iter_weights,
     errors,
     open_checkpoint,
     stream_kda_layers,
@@ -828,6 +829,15 @@ def test_memory_in_use(told: Told, tmp_path: Path) -> None:
     with told(BufferError, path=tmp_path, got=SHARD):
         checkpoint.close()
     del array
+
+
+def test_stream_row_too_large(told: Told, tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / SHARD, {"wide": FileStored("U8", (2, 300), bytes(600))})
+    with (
+        open_checkpoint(shard) as checkpoint,
+        told(RuntimeError, path=shard, tensor="wide", expected="at most 200", got="rows of 300"),
+    ):
+        list(iter_weights(checkpoint, large="pieces", slot_bytes=200))
 
 
 def test_stream_misuse(told: Told, one_layer: Written) -> None:

@@ -34,7 +34,8 @@ ORDER = (
     ("layout",),
     ("bind",),
     ("stager",),
-    ("stream",),
+    ("packing",),
+    ("stream", "weights"),
     ("payload",),
     ("interop",),
     ("testing",),
@@ -339,7 +340,8 @@ RAISED_BESIDE_ERRORS = {
     "jsontext": {"DuplicateKeyError", "LookupError", "ValueError"},
     "payload": {"workers.failure"},
     "staging.residency": {"OSError"},
-    "stream": {"StopIteration if failure is None else failure"},
+    "stager": {"StopIteration if failure is None else failure"},
+    "weights": {"StopIteration"},
 }
 
 

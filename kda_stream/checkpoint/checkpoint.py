@@ -151,6 +151,13 @@ class Checkpoint(Closing):
         Raises `NotFoundError` when there is no such tensor. Under `verify="needed"` also what
         `open_checkpoint` raises for the one shard, and `ClosedError` after `close()`.
         """
+        return self._shards[self.file_of(name)]
+
+    def file_of(self, name: str) -> str:
+        """The file name of the shard that holds the tensor `name`; no shard is checked for it.
+
+        Raises `NotFoundError` when there is no such tensor.
+        """
         file = self._places.get(name)
         if file is None:
             raise NotFoundError(
@@ -160,7 +167,7 @@ class Checkpoint(Closing):
                 tensor=name,
                 hint="keys() lists the names",
             )
-        return self._shards[file]
+        return file
 
     @property
     def shards(self) -> Mapping[str, Shard]:

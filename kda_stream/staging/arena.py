@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ..closing import Closing, finish_first, renew_locks_after_fork
 from ..errors import (
@@ -263,6 +263,11 @@ class Lease:
         return self._memory.view(begin, end)
 
     @property
+    def buffer_alive(self) -> weakref.ref[Any]:
+        """What gives None once the lease is dropped and nothing points into its memory."""
+        return self._memory.buffer_alive
+
+    @property
     def released(self) -> bool:
         """Whether the slot was given back."""
         return self._released
@@ -422,6 +427,19 @@ class PinnedArena(Closing):
                     expected="none when they are given back",
                     hint="del it before, as at the end of the loop's body, or copy it",
                 )
+
+    def leave(self) -> None:
+        """Unlock the memory and lend no more of it; what is lent stays, and the pages go with it.
+
+        Again: no effect.
+        """
+        finish_first(self._leave)
+
+    def _leave(self) -> None:
+        with self._memory.lock:
+            if not self._gone:
+                self._memory.close()
+                self._gone = True
 
     def _free_slot(self) -> Slot | None:
         return next((slot for slot in self.slots if slot.state is SlotState.FREE), None)

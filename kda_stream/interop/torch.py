@@ -1,0 +1,54 @@
+"""Every tensor of a checkpoint as a torch tensor: what an engine's `load_weights` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ..arrays import as_torch
+from ..checkpoint.checkpoint import Checkpoint
+from ..limits import WEIGHTS_SLOT_BYTES
+from ..packing import Order
+from ..staging.arena import LockPolicy
+from ..staging.reading import ReadPath, Residency
+from ..weights import WeightStream, iter_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def iter_torch_weights(
+    checkpoint: Checkpoint,
+    *,
+    names: Iterable[str] | None = None,
+    order: Order = "file",
+    slots: int = 3,
+    slot_bytes: int = WEIGHTS_SLOT_BYTES,
+    lock: LockPolicy = "prefer",
+    read: ReadPath = "auto",
+    residency: Residency = "auto",
+) -> Iterator[tuple[str, Tensor]]:
+    """`iter_weights` as torch tensors on the CPU, without a copy, each of them whole.
+
+    A tensor is lent, and stays right for as long as it is kept: see `WeightStream`. Options and
+    errors are those of `iter_weights`; `ArgumentError` too for a dtype that torch does not have.
+
+    Example: `model.load_weights(iter_torch_weights(checkpoint))`.
+    """
+    stream = iter_weights(
+        checkpoint,
+        names=names,
+        order=order,
+        slots=slots,
+        slot_bytes=slot_bytes,
+        lock=lock,
+        read=read,
+        residency=residency,
+    )
+    return _as_torch(stream)
+
+
+def _as_torch(stream: WeightStream) -> Iterator[tuple[str, Tensor]]:
+    with stream:
+        for name, tensor in stream:
+            yield name, as_torch(tensor.dtype, tensor.shape, tensor.data, name=name)

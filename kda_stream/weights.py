@@ -1,0 +1,375 @@
+"""Every tensor of a checkpoint, through the same slots: by the thousand, in bounded memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NoReturn
+from weakref import ref
+
+from .checkpoint.checkpoint import Checkpoint
+from .closing import Closing, finish_first
+from .errors import ArgumentError, ErrorCode, StreamError
+from .kda.source import RawTensor
+from .limits import KEPT_SECONDS, LAYOUT_BYTES, WEIGHTS_SLOT_BYTES
+from .packing import LARGES, ORDERS, Batch, Large, Order, Part, batches
+from .stager import Stager, no_thread
+from .staging.arena import (
+    Lease,
+    LockPolicy,
+    LockReport,
+    PinnedArena,
+    Slot,
+    require_arena_arguments,
+)
+from .staging.reading import (
+    ReadChoice,
+    ReadPath,
+    ReadReport,
+    Residency,
+    bring_in,
+    require_read_choice,
+)
+
+
+class TensorPiece(RawTensor):
+    """Some rows of a tensor that is larger than a slot: `row` is the first one's number.
+
+    `shape` and `data` are the piece's, `whole_shape` is the tensor's.
+    """
+
+    __slots__ = ("row", "whole_shape")
+
+    def __init__(self, part: Part, data: memoryview) -> None:
+        super().__init__(part.tensor.dtype, part.tensor.shape, data)
+        self.whole_shape = part.whole_shape
+        self.row = part.row or 0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReport:
+    """What has been handed out so far.
+
+    `tensors` (each piece counts) and `bytes` of them; `seconds` since the first was asked for;
+    `slots` of `slot_bytes`; `reads` counts the fills of slots by the way they were brought in, and
+    `notes` tell what could not be had of it (see `ReadReport`); `lock` tells of the slots' memory,
+    None before the first.
+    """
+
+    tensors: int
+    bytes: int
+    seconds: float
+    slots: int
+    slot_bytes: int
+    reads: Mapping[str, int]
+    notes: tuple[str, ...]
+    lock: LockReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    batch: Batch
+    lease: Lease
+    read: ReadReport
+
+
+_WeightStager = Stager[Batch, _Filled]
+
+
+class _Filling:
+    """What the thread does with a batch. It does not know the stream, which may be dropped."""
+
+    def __init__(self, lock: LockPolicy) -> None:
+        self._lock = lock
+        self._own: list[ref[Any]] = []  # the memory of the last two tensors that have their own
+
+    def __call__(self, batch: Batch, stager: _WeightStager) -> _Filled | None:
+        if batch.is_large:
+            return self._fill_own(batch, stager)
+        slot = stager.free_slot()
+        return None if slot is None else _fill(batch, slot.claim(), stager.choice)
+
+    def _fill_own(self, batch: Batch, stager: _WeightStager) -> _Filled | None:
+        if len(self._own) > 1 and not stager.wait_until_gone(self._own[0]):
+            return None
+        arena = PinnedArena(batch.nbytes, lock=self._lock)
+        try:
+            filled = _fill(batch, arena.claim(), stager.choice)
+        finally:
+            arena.leave()
+        self._own = [*self._own[-1:], filled.lease.buffer_alive]
+        return filled
+
+
+def _fill(batch: Batch, slot: Slot, choice: ReadChoice) -> _Filled:
+    """Bring a batch into a claimed slot, which is free again when that fails."""
+    places = [part.tensor.place for part in batch.parts]
+    files = {id(place.file): place.file for place in places if place is not None}.values()
+    try:
+        for file in files:
+            file.check_unchanged()
+        read = bring_in(
+            batch.wanted,
+            (),
+            slot.memory(),
+            choice,
+            before_direct=slot.prepare_for_direct_reads,
+        )
+        for file in files:
+            file.check_unchanged()
+        return _Filled(batch, slot.lend(), read)
+    except BaseException:
+        slot.abandon()
+        raise
+
+
+class WeightStream(Closing):
+    """The tensors of a checkpoint, one after the other; made by `iter_weights`.
+
+    An iterator of (name, `RawTensor`), and a context manager. It begins at the first step, and ends
+    its thread at the last, on an error, on `close`, and when it is dropped. The checkpoint stays
+    open.
+
+    A tensor is lent: its slot is filled again when the stream has moved on to what lies in another
+    one, and nothing points into it any more: no `data`, no array and no torch tensor made of it. So
+    what is kept stays right, also after the end; but while every slot is kept the stream waits, and
+    raises `StreamError` after `KEPT_SECONDS`.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        slots: int,
+        slot_bytes: int,
+        lock: LockPolicy,
+        choice: ReadChoice,
+        path: str,
+    ) -> None:
+        self._batches = batches
+        self._slots = slots
+        self._slot_bytes = slot_bytes
+        self._lock = lock
+        self._choice = choice
+        self._path = path
+        self._stager: _WeightStager | None = None
+        self._process = os.getpid()
+        self._lease: Lease | None = None
+        self._parts: Iterator[Part] = iter(())
+        self._kept_since: float | None = None
+        self._began_seconds = 0.0
+        self._tensors = 0
+        self._bytes = 0
+        self._reads: Counter[str] = Counter()
+        self._notes: dict[str, None] = {}
+
+    def __enter__(self) -> WeightStream:
+        return self
+
+    def __iter__(self) -> WeightStream:
+        return self
+
+    def __next__(self) -> tuple[str, RawTensor]:
+        stager = self._running()
+        part = next(self._parts, None)
+        if part is None:
+            try:
+                part = self._next_batch(stager)
+            except BaseException:
+                self.close()
+                raise
+        elif stager.is_waiting:
+            stager.arena.wake()  # what the last step gave may be gone by now, and rings no bell
+        lease, tensor = self._lease, part.tensor
+        if lease is None:  # closed by another thread meanwhile
+            self._refuse_misuse("the stream is closed", "make another one")
+        self._tensors += 1
+        self._bytes += tensor.nbytes
+        data = lease.view(part.begin, part.begin + tensor.nbytes)
+        if part.row is None:
+            return part.name, RawTensor(tensor.dtype, tensor.shape, data)
+        return part.name, TensorPiece(part, data)
+
+    @property
+    def report(self) -> WeightsReport:
+        """What was handed out so far."""
+        stager = self._stager
+        return WeightsReport(
+            tensors=self._tensors,
+            bytes=self._bytes,
+            seconds=time.monotonic() - self._began_seconds if stager else 0.0,
+            slots=self._slots,
+            slot_bytes=self._slot_bytes,
+            reads=dict(self._reads),
+            notes=tuple(self._notes),
+            lock=stager.arena.report if stager else None,
+        )
+
+    def close(self) -> None:
+        """End the thread and hand out no more; what was handed out stays right. Again: no effect.
+
+        Takes at most the time of one piece of a copy (50 ms and a read).
+        """
+        finish_first(self._close)
+
+    def _close(self) -> None:
+        self._batches = iter(())
+        self._parts = iter(())
+        self._lease = None
+        if self._stager is not None and os.getpid() == self._process:  # fork took no thread along
+            self._stager.stop()
+            self._stager.staged.clear()
+            self._stager.arena.leave()
+
+    def __del__(self) -> None:
+        stager = getattr(self, "_stager", None)
+        if stager is not None:  # dropped without close(): the thread, which holds it, must end
+            stager.refuse_more()
+
+    def _running(self) -> _WeightStager:
+        if os.getpid() != self._process:
+            self._refuse_misuse(
+                "the stream belongs to the process before the fork", "make another one in this one"
+            )
+        stager = self._stager
+        if stager is None:
+            self._began_seconds = time.monotonic()
+            # With a page more than what is packed, so that all can lie as in its file.
+            arena = PinnedArena(self._slot_bytes + LAYOUT_BYTES, slots=self._slots, lock=self._lock)
+            stager = self._stager = Stager(self._batches, _Filling(self._lock), arena, self._choice)
+            try:
+                stager.start()
+            except RuntimeError as error:
+                self.close()
+                raise no_thread(str(error)) from None
+        return stager
+
+    def _next_batch(self, stager: _WeightStager) -> Part:
+        """Move on to what is staged next, whose first tensor it gives; raises StopIteration."""
+        self._lease = None
+        self._kept_since = None
+        if stager.stopping:
+            raise StopIteration
+        filled = stager.next_staged(partial(self._look_for_kept, stager))
+        self._lease = filled.lease
+        self._parts = iter(filled.batch.parts)
+        self._reads[filled.read.path] += 1
+        self._notes.update(dict.fromkeys(filled.read.notes))
+        return next(self._parts)
+
+    def _look_for_kept(self, stager: _WeightStager) -> None:
+        """Raise `StreamError` when nothing is staged since the consumer keeps every slot."""
+        if not stager.is_waiting or stager.staged:
+            self._kept_since = None
+        elif self._kept_since is None:
+            self._kept_since = time.monotonic()
+            gc.collect()  # what is in a cycle, as of an error and its traceback, is not kept
+        elif time.monotonic() - self._kept_since > KEPT_SECONDS:
+            self._refuse_misuse(
+                f"tensors are being kept, and all {self._slots} slots with them",
+                "copy what is needed longer, or drop it sooner; more slots keep more",
+            )
+        stager.arena.wake()
+
+    def _refuse_misuse(self, what: str, hint: str) -> NoReturn:
+        raise StreamError(ErrorCode.STREAM_MISUSE, what, path=self._path, hint=hint)
+
+
+def iter_weights(
+    checkpoint: Checkpoint,
+    *,
+    names: Iterable[str] | None = None,
+    order: Order = "file",
+    large: Large = "own",
+    slots: int = 3,
+    slot_bytes: int = WEIGHTS_SLOT_BYTES,
+    lock: LockPolicy = "prefer",
+    read: ReadPath = "auto",
+    residency: Residency = "auto",
+) -> WeightStream:
+    """Every tensor of the checkpoint, or the named ones, through `slots` slots of `slot_bytes`.
+
+    Tensors come by shard and offset (`order="file"`, the fast way), or those outside of all layers
+    first, and then layer by layer (`"layer"`). What lies side by side in a shard is read together.
+    A tensor larger than a slot gets page-locked memory of its own, of its size (`large="own"`; two
+    at once, since the next one is staged meanwhile); or it comes as several `TensorPiece`s of whole
+    rows (`"pieces"`). So memory is bounded by the slots, and with "own" the two largest. `lock`, `read` and `residency` are as
+    for `bind_kda_weights`.
+
+    Raises `NotFoundError` for a name that the checkpoint lacks, `ArgumentError`, and with "layer"
+    what `Checkpoint.layers` raises; while it is used `PayloadError`, `MemoryRefusedError`, and
+    `StreamError` when the consumer keeps all slots (see `WeightStream`), or a row is larger than
+    one; of a checkpoint opened with `verify="needed"` also what opening raises.
+
+    Example:
+        for name, tensor in iter_weights(checkpoint):
+            upload(name, tensor.dtype, tensor.shape, tensor.data)
+    """
+    _require_options(checkpoint, order, large, slots)
+    require_read_choice(read, residency)
+    require_arena_arguments(slot_bytes, slots, lock)
+    chosen = list(checkpoint) if names is None else _named(checkpoint, names)
+    if order == "layer":
+        checkpoint.layers()
+    choice = ReadChoice(read, residency, _whole_bytes(checkpoint, chosen))
+    packed = batches(checkpoint, chosen, order, large, slot_bytes)
+    return WeightStream(packed, slots, slot_bytes, lock, choice, checkpoint.path)
+
+
+def _named(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
+    if isinstance(names, str):
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "names is one text",
+            expected="an iterable of tensor names",
+            got=repr(names),
+            hint=f"pass names=[{names!r}]",
+        )
+    chosen = list(dict.fromkeys(names))
+    for name in chosen:
+        checkpoint.file_of(name)
+    return chosen
+
+
+def _whole_bytes(checkpoint: Checkpoint, names: list[str]) -> int:
+    """How much will be brought in, or at most, where headers are not looked at yet."""
+    if checkpoint.report.shards_checked == checkpoint.report.shards:
+        return sum(checkpoint.info(name).nbytes for name in names)
+    files = {checkpoint.file_of(name) for name in names}
+    return sum(os.stat(os.path.join(checkpoint.directory, file)).st_size for file in files)
+
+
+_OPTIONS: Final = {"order": ORDERS, "large": LARGES}
+_SLOTS_MIN: Final = 2
+
+
+def _require_options(checkpoint: object, order: str, large: str, slots: int) -> None:
+    if not isinstance(checkpoint, Checkpoint):
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "checkpoint is none",
+            expected="an open Checkpoint",
+            got=type(checkpoint).__name__,
+            hint="open it: with open_checkpoint(path) as checkpoint:",
+        )
+    for name, given in (("order", order), ("large", large)):
+        if given not in _OPTIONS[name]:
+            raise ArgumentError(
+                ErrorCode.ARGUMENT,
+                f"{name} is unknown",
+                expected=" or ".join(_OPTIONS[name]),
+                got=repr(given),
+                hint=f"leave it out: {_OPTIONS[name][0]!r} is what most want",
+            )
+    if type(slots) is int and slots < _SLOTS_MIN:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "one slot is not enough",
+            expected=f"at least {_SLOTS_MIN}",
+            got=slots,
+            hint="a loop's variable keeps the slot before while the next tensor is asked for",
+        )
