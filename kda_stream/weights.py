@@ -297,8 +297,8 @@ def iter_weights(
     first, and then layer by layer (`"layer"`). What lies side by side in a shard is read together.
     A tensor larger than a slot gets page-locked memory of its own, of its size (`large="own"`; two
     at once, since the next one is staged meanwhile); or it comes as several `TensorPiece`s of whole
-    rows (`"pieces"`). So memory is bounded by the slots, and with "own" the two largest. `lock`, `read` and `residency` are as
-    for `bind_kda_weights`.
+    rows (`"pieces"`). So memory is bounded by the slots, and with "own" the two largest. `lock`,
+    `read` and `residency` are as for `bind_kda_weights`.
 
     Raises `NotFoundError` for a name that the checkpoint lacks, `ArgumentError`, and with "layer"
     what `Checkpoint.layers` raises; while it is used `PayloadError`, `MemoryRefusedError`, and

@@ -70,8 +70,8 @@ from kda_stream import (
     bind_kda_weights,
     check_kda_weights,
     check_payload,
-    iter_weights,
     errors,
+    iter_weights,
     open_checkpoint,
     stream_kda_layers,
 )
