@@ -114,7 +114,8 @@ def checksums(weights: KdaWeights, config: KdaConfig) -> Checksums:
 
 def checksum(tensor: torch.Tensor) -> str:
     """The sha256 of the tensor's bytes."""
-    return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
 def joined(mine: Checksums) -> Checksums:

@@ -125,7 +125,7 @@ class KdaLayerStream(Closing):
         self._blocks = blocks
         self._slots = slots
         self._slot_bytes = slot_bytes
-        self._lock_policy = lock
+        self._lock_policy: LockPolicy = lock
         self._choice = choice
         self._alignment = alignment
         self._stager: _LayerStager | None = None

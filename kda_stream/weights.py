@@ -85,7 +85,7 @@ class _Filling:
     """What the thread does with a batch. It does not know the stream, which may be dropped."""
 
     def __init__(self, lock: LockPolicy) -> None:
-        self._lock = lock
+        self._lock: LockPolicy = lock
         self._own: list[ref[Any]] = []  # the memory of the last two tensors that have their own
 
     def __call__(self, batch: Batch, stager: _WeightStager) -> _Filled | None:
@@ -153,7 +153,7 @@ class WeightStream(Closing):
         self._batches = batches
         self._slots = slots
         self._slot_bytes = slot_bytes
-        self._lock = lock
+        self._lock: LockPolicy = lock
         self._choice = choice
         self._path = path
         self._stager: _WeightStager | None = None

@@ -47,9 +47,11 @@ class TensorHolder(Protocol):
 
     def info(self, name: str) -> TensorInfo:
         """What the headers say of the tensor `name`."""
+        ...
 
     def tensor(self, name: str) -> RawTensor:
         """The tensor `name`."""
+        ...
 
 
 class LayerSource:

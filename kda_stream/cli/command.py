@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import Final
 
 from .. import __version__
@@ -42,7 +43,7 @@ _LAYER_FINDINGS: Final = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `kda-stream` with these arguments, by default the process's own; the exit status."""
     for output in (sys.stdout, sys.stderr):
-        if hasattr(output, "reconfigure"):
+        if isinstance(output, TextIOWrapper):
             output.reconfigure(errors="backslashreplace")
     try:
         return _run(sys.argv[1:] if argv is None else list(argv))

@@ -260,7 +260,7 @@ class _Layer:
             tensor = self.tensors.get(spec.name)
             if tensor is not None and len(tensor.shape) == len(spec.dims):
                 for dim, extent in zip(spec.dims, tensor.shape, strict=True):
-                    if dim in seen and 0 < extent <= INTEGER_MAX:
+                    if isinstance(dim, str) and dim in seen and 0 < extent <= INTEGER_MAX:
                         seen[dim][int(extent)] += 1
         found = {name: max(c, key=c.__getitem__) for name, c in seen.items() if c}
         width = found.pop("qkv_dim", 1)

@@ -21,21 +21,27 @@ class PayloadFile(Protocol):
     @property
     def path(self) -> str:
         """Where the file is, for errors and reports."""
+        ...
 
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) of the file, mapped: read-only and without a copy."""
+        ...
 
     def copy_on_write(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) in pages of their own, writable; what is written stays there."""
+        ...
 
     def unmap(self, begin: int, end: int) -> None:
         """Take the mapped pages around [begin, end) out of the process, when they are in it."""
+        ...
 
     def open(self, *, direct: bool = False) -> FileIO:
         """The unchanged file, open for reading (`direct`: O_DIRECT), which the caller closes."""
+        ...
 
     def check_unchanged(self) -> None:
         """Raise `PayloadError` when the file at `path` is no longer the one that was opened."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +179,8 @@ class KdaTensorSource(Protocol):
 
     def get(self, name: str) -> RawTensor | None:
         """The tensor `name`, or None when the layer has none of that name."""
+        ...
 
     def names(self) -> list[str]:
         """Every layer-relative name of the layer, attention or not, each once."""
+        ...

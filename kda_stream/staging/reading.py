@@ -43,15 +43,19 @@ class ReadableFile(Protocol):
     @property
     def path(self) -> str:
         """Where the file is, for errors."""
+        ...
 
     def open(self, *, direct: bool = False) -> FileIO:
         """The unchanged file, open for reading (`direct`: with O_DIRECT); the caller closes it."""
+        ...
 
     def view(self, begin: int, end: int) -> memoryview:
         """The bytes [begin, end) of the file, mapped."""
+        ...
 
     def unmap(self, begin: int, end: int) -> None:
         """Take the mapped pages around [begin, end) out of the process."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,7 @@ def bring_in(
         residency = _residency(choice, cached == nbytes)
         ways = _ways(choice, nbytes, descriptors, cached)
         notes: list[str] = []
+        way = ways[0]
         for way in ways:
             try:
                 if way.path == "direct" and before_direct is not None:
