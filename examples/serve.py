@@ -41,7 +41,7 @@ def main() -> int:
             print(problem, file=sys.stderr)
         return 1
     except KdaStreamError as error:
-        print(f"{error.code}: {error}", file=sys.stderr)
+        print(f"{error.code.value}: {error}", file=sys.stderr)
         return 2
     print(f"{len(model)} tensors, {sum(t.nbytes for t in model.values())} bytes on {device}")
     return 0
