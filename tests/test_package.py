@@ -35,6 +35,7 @@ ORDER = (
     ("bind",),
     ("stager",),
     ("stream",),
+    ("values",),
     ("payload",),
     ("interop",),
     ("testing",),
