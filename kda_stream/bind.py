@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .arrays import as_dlpack, as_numpy, as_torch
 from .dtypes import DTYPE_BITS, KdaDtype
-from .errors import ArgumentError, ErrorCode, PayloadValueError, SlotError
+from .errors import ArgumentError, ErrorCode, SlotError
 from .kda.check import CheckedBlock, FamilyChoice, check_kda_block
 from .kda.config import KdaConfig
 from .kda.families import GLM5_NEXT
 from .kda.family import FIELDS
+from .kda.padding import bytes_not_zero, padding_error
 from .kda.source import KdaTensorSource, RawTensor
 from .layout import Field, Layout, fields_of, lay_out, require_alignment, slot_bytes_for
 from .limits import SLOT_ALIGNMENT_BYTES
@@ -329,18 +330,17 @@ def _fill(layout: Layout, block: CheckedBlock, slot: Slot, choice: ReadChoice) -
 def _require_zero_tail(field: Field, layout: Layout, block: CheckedBlock, slot: Slot) -> None:
     """Raise `PayloadValueError` when what is stored behind the values that count is not zeros."""
     begin = layout.begins[field.name]
-    tail = bytes(slot.memory()[begin + field.counted_bytes : begin + field.nbytes])
-    if any(tail):
-        place = block.tensors[field.specs[-1].name].place
-        width = DTYPE_BITS[field.dtype.value] // 8
-        raise PayloadValueError(
-            ErrorCode.PAYLOAD_PADDING,
-            "the padding behind the values that count is not zeros",
-            path=None if place is None else place.file.path,
-            tensor=field.specs[-1].name,
-            expected=f"{len(tail) // width} zeros behind {field.counted_bytes // width} values",
-            got=f"{sum(map(bool, tail))} bytes that are not zero",
-            hint="the config's count of heads is another checkpoint's, or the file is damaged",
+    tail = slice(begin + field.counted_bytes, begin + field.nbytes)
+    not_zero = bytes_not_zero(slot.memory()[tail])  # no view of it may outlive an error
+    if not_zero:
+        name, width = field.specs[-1].name, DTYPE_BITS[field.dtype.value] // 8
+        place = block.tensors[name].place
+        raise padding_error(
+            name,
+            None if place is None else place.file.path,
+            padding=(tail.stop - tail.start) // width,
+            values=field.counted_bytes // width,
+            not_zero=not_zero,
         )
 
 

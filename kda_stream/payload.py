@@ -8,29 +8,28 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from queue import Empty, SimpleQueue
-from typing import Final
 
 from .checkpoint.checkpoint import Checkpoint
-from .checkpoint.layer import names_by_layer
+from .checkpoint.layer import LayerIndex, LayerSource, names_by_layer
 from .checkpoint.shard import Shard
 from .closing import BackgroundThread, finish_first
-from .dtypes import DTYPE_BITS, KdaDtype
 from .errors import (
+    BindError,
     ClosedError,
     ErrorCode,
     KdaStreamError,
     PayloadDigestError,
     PayloadError,
-    PayloadValueError,
 )
+from .kda.check import identify_block
 from .kda.classify import is_kda_block
 from .kda.families import FAMILIES
 from .limits import BELL_SECONDS, CHECK_PIECE_BYTES, ENDING_SECONDS, LAYOUT_BYTES
 from .manifest import SHA256_HEX, ManifestEntry
 from .staging.arena import PinnedArena, Slot
-from .staging.native import extension
 from .staging.reading import ReadChoice, Wanted, bring_in, copy_threads
 from .staging.spans import CopyStop
+from .values import WIDTHS, KdaValues
 
 Progress = Callable[[int, int], None]
 
@@ -41,8 +40,9 @@ class PayloadReport:
 
     `bytes` were read in `seconds`. `files_named_by_digest` is how many shards lie under a name that
     is their sha256, as in a hub's cache, and were checked against it; `kda_tensors` how many KDA
-    tensors were searched for NaN, infinity and nothing but zeros. `tensors` has each tensor with
-    its digest, where these were asked for; those of a shard that could not be read are missing.
+    tensors were searched for NaN, infinity, nothing but zeros, and padding that is not zeros.
+    `tensors` has each tensor with its digest, where these were asked for; those of a shard that
+    could not be read are missing.
     `problems` are `PayloadError`, `PayloadDigestError` and `PayloadValueError`, in the order of the
     shards.
     """
@@ -65,10 +65,11 @@ def check_payload(
     """Read every byte of a checkpoint once, and check what can be known of it.
 
     A shard under a name that is a sha256 (a link into a hub's cache leads to one) must have that
-    digest. A KDA tensor must hold no NaN, no infinity, and something else than zeros; it is looked
-    at as it is stored, BF16 or F32, and left out in any other dtype. With `digests` the sha256 of
-    each tensor's bytes is in the report. With `names` only these tensors are read, and no file is
-    compared with its name.
+    digest. A KDA tensor must hold no NaN, no infinity, and something else than zeros, but zeros
+    alone where the family that its layer is exactly of pads it; it is looked at as it is stored,
+    BF16 or F32, and left out in any other dtype. With `digests` the sha256 of each tensor's bytes
+    is in the report. With `names` only these tensors are read, and no file is compared with its
+    name.
 
     Several shards are read at once, one a core and at most four, each through 16 MiB of memory. The
     page cache is left as it was; the page of each header, which opening brings in, stays.
@@ -93,7 +94,7 @@ def check_payload(
     done = 0
     with PinnedArena(slot_bytes, slots=threads, lock="off") as arena:
         ignored = frozenset(checkpoint.report.unlisted)
-        work = _Work(wanted, _kda_names(checkpoint), ignored, digests, arena)
+        work = _Work(wanted, _kda_tensors(checkpoint, wanted), ignored, digests, arena)
         workers = _Workers(work, shards, threads)
         try:
             workers.begin()
@@ -116,17 +117,33 @@ def check_payload(
     )
 
 
-def _kda_names(checkpoint: Checkpoint) -> frozenset[str]:
-    """The full names of the tensors that are, or ought to be, of a KDA block, of any decoder."""
+def _kda_tensors(checkpoint: Checkpoint, wanted: frozenset[str] | None) -> dict[str, int]:
+    """How many values are padding, of each tensor that is, or ought to be, of a KDA block.
+
+    By full names, of any decoder; layers without a wanted tensor are left out.
+    """
     specs = sorted({name for family in FAMILIES for name in family.names})
-    found: list[str] = []
+    found: dict[str, int] = {}
     for before, layers in names_by_layer(checkpoint).items():
         for number, full_names in layers.items():
-            prefix = f"{before}{number}."
-            names = {name.removeprefix(prefix) for name in full_names}
-            if is_kda_block(names):
-                found += (prefix + name for name in specs if name in names)
-    return frozenset(found)
+            source = LayerSource(checkpoint, LayerIndex(number), f"{before}{number}.", full_names)
+            names = frozenset(source.names())
+            is_wanted = wanted is None or not wanted.isdisjoint(full_names)
+            if is_wanted and is_kda_block(names):
+                paddings = _paddings(source)
+                found.update(
+                    (source.prefix + name, paddings.get(name, 0)) for name in specs if name in names
+                )
+    return found
+
+
+def _paddings(source: LayerSource) -> dict[str, int]:
+    """How many values are padding, of each tensor, in the family that the layer is exactly of."""
+    try:
+        family, config = identify_block(source)
+    except BindError:
+        return {}
+    return {spec.name: spec.tail(config) for spec in family.tensors}
 
 
 # The threads -------------------------------------------------------------------------------------
@@ -212,7 +229,7 @@ class _Work:
     """What all shards of a pass share."""
 
     wanted: frozenset[str] | None
-    kda_names: frozenset[str]
+    kda_tensors: Mapping[str, int]
     ignored: frozenset[tuple[str | None, str]]
     digests: bool
     arena: PinnedArena
@@ -352,8 +369,10 @@ class _Tensor:
         self._name = name
         is_ignored = work.ignores(name, shard)
         self._digest = sha256() if work.digests and not is_ignored else None
-        is_kda = name in work.kda_names and not is_ignored and self._info.nbytes > 0
-        self._values = _Values(self._info.dtype) if is_kda and self._info.dtype in _WIDTHS else None
+        self._values: KdaValues | None = None
+        padding = None if is_ignored else work.kda_tensors.get(name)
+        if padding is not None and self._info.nbytes > 0 and self._info.dtype in WIDTHS:
+            self._values = KdaValues(self._info.dtype, self._info.nbytes, padding)
 
     def take(self, memory: memoryview) -> None:
         """Look at the next bytes of it."""
@@ -370,47 +389,4 @@ class _Tensor:
             found.tensors[self._name] = entry
         if self._values is not None:
             found.kda_tensors += 1
-            if self._values.not_finite:
-                found.problems.append(self._values_error(self._values.not_finite))
-            elif self._values.all_zero:
-                found.problems.append(self._values_error(0))
-
-    def _values_error(self, not_finite: int) -> PayloadValueError:
-        count = self._info.nbytes * 8 // DTYPE_BITS[self._info.dtype]
-        return PayloadValueError(
-            ErrorCode.PAYLOAD_NOT_FINITE if not_finite else ErrorCode.PAYLOAD_ZEROS,
-            "the tensor holds NaN or infinity" if not_finite else "the tensor holds only zeros",
-            path=self._path,
-            tensor=self._name,
-            expected="finite weights" if not_finite else "weights that are not all zero",
-            got=f"{not_finite or count} such values among {count}",
-            hint="no model computes with it: the checkpoint was saved too early or is damaged",
-        )
-
-
-_WIDTHS: Final[Mapping[str, int]] = {KdaDtype.BF16.value: 2, KdaDtype.F32.value: 4}
-
-
-class _Values:
-    """How many of a tensor's values are not finite, and whether all of them are zero."""
-
-    def __init__(self, dtype: str) -> None:
-        self._ffi, self._lib = extension()
-        self._width = _WIDTHS[dtype]
-        self._seen = self._ffi.new("kda_seen *")
-
-    def take(self, memory: memoryview) -> None:
-        """Look at the next values, whole ones."""
-        self._lib.kda_values_look(
-            self._ffi.from_buffer(memory), memory.nbytes, self._width, self._seen
-        )
-
-    @property
-    def not_finite(self) -> int:
-        """How many values are NaN or an infinity."""
-        return int(self._seen.not_finite)
-
-    @property
-    def all_zero(self) -> bool:
-        """Whether no value is anything else than 0 and -0."""
-        return not self._seen.not_zero
+            found.problems += self._values.problems(self._name, self._path)

@@ -36,6 +36,7 @@ ORDER = (
     ("stager",),
     ("packing",),
     ("stream", "weights"),
+    ("values",),
     ("payload",),
     ("interop",),
     ("testing",),

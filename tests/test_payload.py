@@ -10,24 +10,31 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints import Geometry
+from support.checkpoints import Stored as Weights
+from support.families import GLM5_NEXT, KIMI_K3, write_family
 from support.files import Stored, shard_of, u8, write_index, write_shard, write_sparse_shard
 
 from kda_stream import (
     ClosedError,
     InUseError,
+    KdaConfig,
     PayloadDigestError,
     PayloadError,
     PayloadValueError,
+    bind_kda_weights,
     check_payload,
     open_checkpoint,
 )
 from kda_stream.errors import ErrorCode as Code
 from kda_stream.limits import CHECK_PIECE_BYTES
 from kda_stream.testing import Layout, payload, write_checkpoint
+from kda_stream.values import KdaValues
 
 RunPython = Callable[..., Any]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
@@ -250,6 +257,122 @@ def test_a_kda_tensor_is_judged_in_the_dtype_it_is_stored_in(
     with open_checkpoint(path) as checkpoint:
         (problem,) = check_payload(checkpoint).problems
     assert problem.code is Code.PAYLOAD_NOT_FINITE
+
+
+# padding ------------------------------------------------------------------------------------------
+
+HEADS = 3
+SMALL = Geometry(24, HEADS, 5, 3)
+PADDED = "language_model.model.layers.1.self_attn.A_log"
+
+
+def finite(tensors: dict[str, Weights]) -> None:
+    """Clear a bit of every exponent."""
+    for name, tensor in tensors.items():
+        data = bytearray(tensor.bytes_of(name))
+        data[1::2] = bytes(byte & 0b1011_1111 for byte in data[1::2])
+        tensors[name] = replace(tensor, data=bytes(data))
+
+
+@pytest.fixture
+def kimi_k3(tmp_path: Path) -> Path:
+    """Of A_log 3 values count, and 125 zeros are behind them."""
+    return write_family(tmp_path / "kimi_k3", KIMI_K3, SMALL, change=finite).folder
+
+
+def test_padding_of_zeros_is_no_finding(kimi_k3: Path) -> None:
+    with open_checkpoint(kimi_k3) as checkpoint:
+        report = check_payload(checkpoint)
+    assert (report.kda_tensors, report.problems) == (4 * 14, ())
+
+
+@pytest.mark.parametrize("number", [HEADS, 64, 127])
+@pytest.mark.parametrize(
+    ("value", "not_zero"),
+    [(F32_NAN, 2), (struct.pack("<f", -0.0), 1), (struct.pack("<f", 1e-45), 1)],
+    ids=["NaN", "-0.0", "the least"],
+)
+def test_padding_that_is_not_zeros_is_reported_as_a_bind_refuses_it(
+    kimi_k3: Path, number: int, value: bytes, not_zero: int
+) -> None:
+    path = overwrite(kimi_k3, PADDED, value, 4 * number)
+    with open_checkpoint(kimi_k3) as checkpoint:
+        (problem,) = check_payload(checkpoint).problems
+        with pytest.raises(PayloadValueError) as refused:
+            bind_kda_weights(KdaConfig(24, HEADS, 5, 3), 1, checkpoint.layer(1), family="auto")
+    assert isinstance(problem, PayloadValueError)
+    assert (problem.path, problem.tensor) == (os.fspath(path), PADDED)
+    assert problem.expected == "125 zeros behind 3 values"
+    assert problem.got == f"{not_zero} bytes that are not zero"
+    bound = refused.value
+    assert problem.code is bound.code is Code.PAYLOAD_PADDING
+    assert (problem.expected, problem.got) == (bound.expected, bound.got)
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [(b"\0" * 4 * HEADS, Code.PAYLOAD_ZEROS), (F32_NAN * HEADS, Code.PAYLOAD_NOT_FINITE)],
+)
+def test_the_values_in_front_of_padding_are_judged_apart_from_it(
+    kimi_k3: Path, values: bytes, code: Code
+) -> None:
+    overwrite(kimi_k3, PADDED, values + b"\1")
+    with open_checkpoint(kimi_k3) as checkpoint:
+        problems = check_payload(checkpoint).problems
+    assert [problem.code for problem in problems] == [code, Code.PAYLOAD_PADDING]
+    assert problems[0].got == "3 such values among 3"
+
+
+def test_padding_is_looked_at_in_the_layers_of_that_family_alone(tmp_path: Path) -> None:
+    """In a checkpoint of two, each layer as what it is; all of a GLM layer's A_log counts."""
+    written = write_family(tmp_path, (GLM5_NEXT, KIMI_K3), SMALL, change=finite)
+    names = [f"{written.prefix}{layer}.self_attn.A_log" for layer in written.kda_layers]
+    for name in names:
+        overwrite(tmp_path, name, struct.pack("<f", 1.0) * HEADS)
+    overwrite(tmp_path, names[1], b"\1", 4 * HEADS)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert [problem.tensor for problem in check_payload(checkpoint).problems] == [names[1]]
+
+
+def test_the_padding_of_a_layer_that_is_exactly_of_no_family_is_not_judged(tmp_path: Path) -> None:
+    """`verify` refuses it for what it is."""
+
+    def change(tensors: dict[str, Weights]) -> None:
+        del tensors["language_model.model.layers.1.self_attn.dt_bias"]
+        finite(tensors)
+
+    write_family(tmp_path, KIMI_K3, SMALL, change=change)
+    overwrite(tmp_path, PADDED, b"\1", 4 * HEADS)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert check_payload(checkpoint).problems == ()
+
+
+@pytest.mark.parametrize("names", [[PADDED], ["lm_head.weight"]])
+def test_padding_is_judged_where_its_tensor_is_among_those_that_are_read(
+    kimi_k3: Path, names: list[str]
+) -> None:
+    overwrite(kimi_k3, PADDED, b"\1", 4 * HEADS)
+    with open_checkpoint(kimi_k3) as checkpoint:
+        problems = check_payload(checkpoint, names=names).problems
+    assert [problem.tensor for problem in problems] == [name for name in names if name == PADDED]
+
+
+def test_values_and_padding_are_told_apart_wherever_a_piece_is_cut() -> None:
+    """4 values in BF16, of which 3 are padding, come by in every way of cutting them."""
+    one = b"\x80\x3f"
+    for cut in range(0, 9, 2):
+        for data, codes in (
+            (one + bytes(6), []),
+            (one + bytes(5) + b"\1", [Code.PAYLOAD_PADDING]),
+            (bytes(8), [Code.PAYLOAD_ZEROS]),
+            (BF16_NAN + bytes(6), [Code.PAYLOAD_NOT_FINITE]),
+            (one + BF16_NAN + bytes(4), [Code.PAYLOAD_PADDING]),
+            (one + bytes(2) + BF16_NAN + bytes(2), [Code.PAYLOAD_PADDING]),
+        ):
+            values = KdaValues("BF16", 8, 3)
+            for piece in (data[:cut], data[cut:]):
+                values.take(memoryview(piece))
+            assert [problem.code for problem in values.problems("x", "y")] == codes, (cut, data)
 
 
 def test_without_a_decoder_there_are_digests_and_no_values(tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ..errors import CheckpointError, ErrorCode, KdaStreamError, PayloadDigestError
+from ..errors import (
+    CheckpointError,
+    ErrorCode,
+    KdaStreamError,
+    PayloadDigestError,
+    PayloadValueError,
+)
 from ..kda.classify import is_kda_block
 from ..kda.families import BLOCKS
 from ..manifest import ManifestEntry
@@ -111,7 +117,7 @@ def _digests(
 
     report = check_payload(checkpoint, digests=True, names=names, progress=progress)
     for problem in report.problems:
-        if problem.code not in (ErrorCode.PAYLOAD_NOT_FINITE, ErrorCode.PAYLOAD_ZEROS):
+        if not isinstance(problem, PayloadValueError):
             raise problem
     return report.tensors
 

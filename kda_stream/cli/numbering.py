@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..errors import CheckpointError, ErrorCode, KdaStreamError
 from ..kda.claims import layer_disagreements, mtp_layer_count, short_list
 from ..kda.config import hidden_layer_count
+from .output import plural
 from .survey import LayerFacts
 
 
@@ -25,19 +27,29 @@ def numbering_problems(
     if config is None or count is None:
         yield from _gap(checkpoint, numbers)
         return
-    mtp = mtp_layer_count(config)
-    stray = set() if mtp is None else {number for number in numbers if number >= count + mtp}
+    yield from _strays(checkpoint, numbers, count, mtp_layer_count(config))
+    kinds = {int(x.index): x.is_kda or x.is_broken_kda for x in layers if x.index < count}
+    yield from layer_disagreements(config, count, kinds, path)
+
+
+def _strays(
+    checkpoint: Checkpoint, numbers: set[int], decoder: int, mtp: int | None
+) -> Iterator[CheckpointError]:
+    """MTP layers stand right behind the decoder's own, as many as the config counts, if it does."""
+    end = next(number for number in itertools.count(decoder) if number not in numbers)
+    if mtp is not None:
+        end = min(end, decoder + mtp)
+    stray = [number for number in numbers if number >= end]
     if stray:
+        behind = "MTP layers" if mtp is None else plural(mtp, "MTP layer")
         yield CheckpointError(
             ErrorCode.LAYERS_STRAY,
             "layers lie behind all that the config counts",
             path=checkpoint.path,
-            expected=f"{count} decoder layers and {mtp} MTP layers",
+            expected=f"{plural(decoder, 'decoder layer')} and {behind} right behind",
             got=f"layers {short_list(stray)} besides",
-            hint="they are of another checkpoint, or the config.json is: neither is loaded",
+            hint="they are of another checkpoint, or the config.json is: they are not loaded",
         )
-    kinds = {int(x.index): x.is_kda or x.is_broken_kda for x in layers if x.index < count}
-    yield from layer_disagreements(config, count, kinds, path)
 
 
 def _gap(checkpoint: Checkpoint, numbers: set[int]) -> Iterator[CheckpointError]:

@@ -10,12 +10,13 @@ from enum import Enum
 from typing import Literal
 
 from ..errors import ArgumentError, BindError, ErrorCode, listed, shown
-from ..limits import INTEGER_MAX, PROBLEMS_SHOWN_MAX
+from ..limits import PROBLEMS_SHOWN_MAX
 from .classify import AttnBlockKind, classify_attn_block
-from .config import SPELLINGS, KdaConfig
+from .config import KdaConfig
 from .diagnosis import what_it_looks_like
-from .families import BLOCKS, FAMILIES
+from .families import BLOCKS, FAMILIES, KDA_SIGNS
 from .family import KdaFamily
+from .geometry import StoredGeometry, stored_geometry
 from .source import KdaTensorSource, PayloadFile, RawTensor
 from .tensors import TensorSpec
 
@@ -63,7 +64,9 @@ class BindProblem:
         """What is wrong with the tensor, in words that are the same for every layer and shard."""
         name = shown(self.tensor)
         stored = f"{shown(self.stored_dtype or '')} {shown(list(self.stored_shape or ()))}"
-        expected = f"{self.expected_dtype} {list(self.expected_shape or ())}"
+        expected = f"{self.expected_dtype}"
+        if self.expected_shape is not None:
+            expected += f" {list(self.expected_shape)}"
         match self.kind:
             case ProblemKind.UNKNOWN:
                 return f"{name} is no tensor of a KDA block: stored {stored}"
@@ -140,20 +143,29 @@ def identify_family(source: KdaTensorSource, config: KdaConfig | None = None) ->
 
     Without a `config` the geometry is that of the tensors themselves, which must agree on it. No
     payload is touched. Raises `BindError` when it is a block of no family, with the problems that
-    it has with the nearest one.
+    it has with the nearest one; a shape that no tensor tells is None in these.
 
     Example: `identify_family(checkpoint.layer(0)).name == "GLM5_NEXT"`.
     """
+    return identify_block(source, config)[0]
+
+
+def identify_block(
+    source: KdaTensorSource, config: KdaConfig | None = None
+) -> tuple[KdaFamily, KdaConfig]:
+    """`identify_family`, and the geometry of the layer: the config's, or that of its tensors."""
     _require_source(source)
     layer = _Layer.of(source, BLOCKS)
     layer_idx = int(getattr(source, "index", -1))
     if config is not None:
-        return check_kda_block(config, layer_idx, source, "auto").family
-    geometries = {family: layer.geometry(family) for family in FAMILIES}
-    family, geometry, problems = layer.nearest(geometries, layer_idx)
+        return check_kda_block(config, layer_idx, source, "auto").family, config
+    geometries = {family: stored_geometry(layer.tensors, family) for family in FAMILIES}
+    configs = {family: geometry.config for family, geometry in geometries.items()}
+    family, chosen, problems = layer.nearest(configs, layer_idx)
     if problems:
-        raise _refusal(layer_idx, layer, family, geometry, problems)
-    return family
+        told = _without_guesses(problems, family, geometries[family])
+        raise _refusal(layer_idx, layer, family, chosen, told)
+    return family, chosen
 
 
 def require_family(family: object) -> KdaFamily:
@@ -253,22 +265,6 @@ class _Layer:
             expected_bytes=nbytes,
         )
 
-    def geometry(self, family: KdaFamily) -> KdaConfig:
-        """The geometry that most of the tensors have if they are of that family; 1 if unknown."""
-        seen: dict[str, Counter[int]] = {name: Counter() for name in (*SPELLINGS, "qkv_dim")}
-        for spec in family.tensors:
-            tensor = self.tensors.get(spec.name)
-            if tensor is not None and len(tensor.shape) == len(spec.dims):
-                for dim, extent in zip(spec.dims, tensor.shape, strict=True):
-                    if isinstance(dim, str) and dim in seen and 0 < extent <= INTEGER_MAX:
-                        seen[dim][int(extent)] += 1
-        found = {name: max(c, key=c.__getitem__) for name, c in seen.items() if c}
-        width = found.pop("qkv_dim", 1)
-        for name, other in (("heads", "head_dim"), ("head_dim", "heads")):
-            if name not in found:
-                found[name] = max(1, width // found.get(other, 1))
-        return KdaConfig(**{name: found.get(name, 1) for name in SPELLINGS})
-
 
 def _require_source(source: object) -> None:
     if not callable(getattr(source, "names", None)) or not callable(getattr(source, "get", None)):
@@ -310,6 +306,19 @@ def _stored(layer_idx: int, name: str, kind: ProblemKind, tensor: RawTensor | No
     )
 
 
+def _without_guesses(
+    problems: Sequence[BindProblem], family: KdaFamily, geometry: StoredGeometry
+) -> list[BindProblem]:
+    """The problems without the expected shapes that no tensor of the layer tells."""
+    guessed = {spec.name for spec in family.tensors if not geometry.tells(spec)}
+    return [
+        replace(problem, expected_shape=None, expected_bytes=None)
+        if problem.tensor in guessed
+        else problem
+        for problem in problems
+    ]
+
+
 def _is_of_names(problem: BindProblem) -> bool:
     """Whether it is a name or a number of dimensions, which no cast and no geometry explains."""
     stored, expected = len(problem.stored_shape or ()), len(problem.expected_shape or ())
@@ -333,15 +342,17 @@ def _refusal(
     config: KdaConfig,
     problems: list[BindProblem],
 ) -> BindError:
-    told = list(map(str, problems[:PROBLEMS_SHOWN_MAX]))
-    if len(problems) > len(told):
-        told.append(f"and {len(problems) - len(told)} more")
-    number = f"layer {layer_idx}" if layer_idx >= 0 else "the layer"
     is_dsa = classify_attn_block(layer.names) is AttnBlockKind.DSA
+    number = f"layer {layer_idx}" if layer_idx >= 0 else "the layer"
     if is_dsa:
         what = f"{number} is a DSA block, not a KDA block"
+    elif set(layer.names).isdisjoint((*KDA_SIGNS, *family.signs)):
+        names = listed(sorted(layer.tensors or layer.names))
+        what = (
+            f"{number} has no KDA block: {f'its names are {names}' if names else 'it has no names'}"
+        )
     else:
-        what = f"{number} is not exactly a KDA block of {family}: " + "; ".join(told)
+        what = f"{number} is not exactly a KDA block of {family}: {_told(problems)}"
     places = [tensor.place for tensor in layer.tensors.values() if tensor is not None]
     shards = [problem.shard for problem in problems]
     shards += [place.file.path for place in places if place is not None]
@@ -354,6 +365,13 @@ def _refusal(
     wrong = [problem.tensor for problem in problems if problem.kind is ProblemKind.DTYPE]
     looks = None if is_dsa else what_it_looks_like(layer.tensors, others, wrong)
     return _bind_error(what, path, problems, looks)
+
+
+def _told(problems: Sequence[BindProblem]) -> str:
+    told = list(map(str, problems[:PROBLEMS_SHOWN_MAX]))
+    if len(problems) > len(told):
+        told.append(f"and {len(problems) - len(told)} more")
+    return "; ".join(told)
 
 
 def joint_refusal(errors: Sequence[BindError], layers: int, path: str) -> BindError:

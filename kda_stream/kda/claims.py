@@ -21,18 +21,19 @@ def layer_disagreements(
 
     `count` is how many decoder layers the config counts; `kinds` says of those that are there
     whether each is a KDA layer. The lists of a `linear_attn_config` count from 0 or from 1, and
-    what is right for one of these is right.
+    what is right for one of these is right; where neither is, the nearer one is told.
     """
     present = frozenset(kinds)
     shown = frozenset(number for number, is_kda in kinds.items() if is_kda)
     for place, readings in _claims(config, count, present):
-        if shown not in readings:
+        nearest = min(readings, key=lambda reading: len(reading ^ shown))
+        if nearest != shown:
             yield ConfigError(
                 ErrorCode.CONFIG_LAYERS,
                 f"{place} has other KDA layers than the tensors' names show",
                 path=path,
                 expected=f"KDA layers {short_list(shown)}, by their names",
-                got=f"KDA layers {short_list(readings[0])}, by the config",
+                got=f"KDA layers {short_list(nearest)}, by the config",
                 hint="the names decide; the config.json is another checkpoint's, or was edited",
             )
 

@@ -31,7 +31,8 @@ def classify_attn_block(
 
     DSA when every name of `DSA_MARKERS` is present; else KDA when every name of one of the
     `families` is, by default those of `KDA_TENSORS`; else UNKNOWN. Further names do not matter
-    here: `bind_kda_weights` refuses them.
+    here, nor do dtypes: a block that has every name of one family and some of another is KDA, so
+    that it is not passed over, and `bind_kda_weights` refuses it.
     """
     present = set(names)
     if present.issuperset(DSA_MARKERS):

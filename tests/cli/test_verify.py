@@ -128,6 +128,19 @@ def test_every_tensor_of_every_layer_with_an_f32_conv_is_listed(
     assert ran.stdout.splitlines()[-1] == "3 shards, 6 KDA, 2 DSA, 1 MTP, 18 problems"
 
 
+def test_the_option_that_a_hint_tells_of_is_the_one_that_passes(
+    run: Run, rewritten: Rewrite
+) -> None:
+    path = rewritten(lambda t: t._replace(dtype="F32") if "conv1d" in t.name else t)
+    (hint,) = run("verify", path).hints
+    option = hint.partition("(the command: ")[2].partition(")")[0].split()
+    assert option == ["--family", "GLM5_NEXT_F32_CONV"]
+    assert run("verify", path, *option).status == 0
+    refused = run("stream", path)
+    assert (refused.status, run("stream", path, *option).status) == (1, 0)
+    assert " ".join(option) in refused.stderr
+
+
 def test_a_problem_as_json_says_which_file_tensor_and_what(run: Run, rewritten: Rewrite) -> None:
     name = "model.language_model.layers.4.self_attn.dt_bias"
     path = rewritten(lambda t: t._replace(shape=(63,)) if t.name == name else t)

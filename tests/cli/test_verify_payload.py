@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 from cli.running import COMMAND, ENVIRONMENT, SHARDS, Run
 
-from kda_stream import PathError
+from kda_stream import KIMI_K3, KdaConfig, PathError, open_checkpoint
 from kda_stream.files import NewFile
-from kda_stream.testing import Layout
+from kda_stream.testing import Layout, Replica, StoredTensor, write_replica
 
 TENSORS = len(Layout().tensors())
+KIMI = Replica(
+    family=KIMI_K3,
+    config=KdaConfig(hidden=24, heads=3, head_dim=70, conv_kernel=4),
+    layers=4,
+    kda_layers=(0, 1, 2),
+    other=(StoredTensor("self_attn.g_proj.weight", "BF16", (3, 24)),),
+    shards=3,
+)
 
 
 def damage(path: Path) -> None:
@@ -39,6 +47,31 @@ def test_the_pass_is_told_in_a_line_and_how_far_it_came_on_stderr(run: Run, smal
     assert "values of 90 KDA tensors looked at" in ran.stdout
     (line,) = ran.stderr.splitlines()
     assert line.startswith("814.364 kB of 814.364 kB")
+
+
+def test_padding_that_is_not_zeros_is_found_where_metadata_shows_nothing(
+    run: Run, tmp_path: Path
+) -> None:
+    """It is a finding about values, so there is a manifest all the same, and diff compares on."""
+    sound = write_replica(tmp_path / "sound", KIMI)
+    folder = write_replica(tmp_path / "folder", KIMI)
+    name = f"{KIMI.prefix}1.self_attn.A_log"
+    with open_checkpoint(folder) as checkpoint:
+        place = checkpoint.tensor(name).place
+    assert place is not None
+    with open(place.file.path, "r+b") as file:
+        file.seek(place.end - 1)
+        file.write(b"\1")
+    assert run("verify", folder, "--family", "auto").status == 0
+    assert run("verify", sound, "--family", "auto", "--payload").status == 0
+    manifest = tmp_path / "sums.json"
+    ran = run("verify", folder, "--family", "auto", "--manifest", manifest, "--json")
+    assert (ran.status, ran.json["payload"]["manifest"]) == (1, "written")
+    (problem,) = ran.json["problems"]
+    assert (problem["code"], problem["tensor"]) == ("payload-padding", name)
+    assert problem["expected"] == "125 zeros behind 3 values"
+    (difference,) = run("diff", sound, folder, "--payload", "--json").json["problems"]
+    assert (difference["code"], difference["tensor"]) == ("diff", name)
 
 
 def test_a_manifest_is_written_where_there_is_none_and_then_compared(

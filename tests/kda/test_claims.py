@@ -58,6 +58,16 @@ def test_what_differs_is_told_with_both_lists(place: str, config: dict[str, Any]
     assert problem.path == "c"
 
 
+@pytest.mark.parametrize("base", [0, 1])
+def test_of_two_readings_of_a_list_the_one_nearer_to_the_names_is_told(base: int) -> None:
+    lists = {
+        "kda_layers": [number + base for number in KDA if number != 4],
+        "full_attn_layers": [number + base for number in [*FULL, 4]],
+    }
+    problems = list(layer_disagreements({"linear_attn_config": lists}, 8, KINDS, "c"))
+    assert [problem.got for problem in problems] == ["KDA layers 0-2, 5-6, by the config"] * 2
+
+
 def test_of_layers_that_are_missing_nothing_is_said_here() -> None:
     present = {number: KINDS[number] for number in (0, 3, 5)}
     for config in AGREE.values():

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import pytest
 from support.checkpoints import UNEVEN, dsa_block, kda_block
 from support.families import FAMILIES as WRITTEN_OUT
-from support.families import Family
+from support.families import Family, kda_config
 
-from kda_stream import FAMILIES, GLM5_NEXT, KIMI_K3, AttnBlockKind, classify_attn_block
+import kda_stream
+from kda_stream import (
+    FAMILIES,
+    GLM5_NEXT,
+    KIMI_K3,
+    AttnBlockKind,
+    BindError,
+    bind_kda_weights,
+    classify_attn_block,
+)
 from kda_stream.kda.classify import is_broken_kda_block, is_kda_block
 
 KDA_NAMES = [f"self_attn.{leaf}" for leaf in kda_block(UNEVEN)]
@@ -140,6 +150,31 @@ def test_half_a_low_rank_gate_beside_a_full_rank_one_is_a_further_name() -> None
         assert classify_attn_block(names, [GLM5_NEXT]) is AttnBlockKind.UNKNOWN
         assert classify_attn_block(names, [KIMI_K3]) is AttnBlockKind.KDA
         assert is_kda_block(names)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (one, other)
+        for one, other in itertools.permutations(WRITTEN_OUT.values(), 2)
+        if one.block == other.block and set(one.leaves) != set(other.leaves)
+    ],
+    ids=lambda family: family.name,
+)
+def test_a_block_that_mixes_two_families_is_kda_by_its_names_and_no_bind_takes_it(
+    one: Family, other: Family
+) -> None:
+    """So that it is refused, and not passed over as a layer of another kind."""
+    tables = [getattr(kda_stream, family.name) for family in (one, other)]
+    source = one.source(UNEVEN)
+    for name in names_of(other):
+        source.tensors.setdefault(name, other.source(UNEVEN).tensors[name])
+    for families in ([tables[0]], tables, FAMILIES):
+        assert classify_attn_block(source.names(), families) is AttnBlockKind.KDA
+    assert is_kda_block(source.names())
+    for asked in (*tables, "auto"):
+        with pytest.raises(BindError, match="is no tensor of a KDA block"):
+            bind_kda_weights(kda_config(UNEVEN), 0, source, family=asked)
 
 
 @each_family

@@ -80,7 +80,9 @@ def looks(source: MemorySource, family: Family | None = GLM5_NEXT) -> str:
 def test_three_conv_tensors_in_f32_are_another_family_that_is_named() -> None:
     said = looks(FAMILIES["GLM5_NEXT_F32_CONV"].source(UNEVEN))
     assert said.startswith("three conv tensors are F32: this is GLM5_NEXT_F32_CONV")
-    assert said.endswith("pass family=GLM5_NEXT_F32_CONV")
+    assert said.endswith(
+        "pass family=GLM5_NEXT_F32_CONV (the command: --family GLM5_NEXT_F32_CONV)"
+    )
 
 
 @each_pair
@@ -89,13 +91,13 @@ def test_a_layer_of_another_family_is_called_by_its_name(asked: Family, stored: 
     is_f32 = stored.dtypes["q_conv1d.weight"] == "F32"
     begin = "three conv tensors are F32: this is" if is_f32 else "this is"
     assert said.startswith(f"{begin} {stored.name}, {table(stored).about}: ")
-    assert said.endswith(f": pass family={stored.name}")
+    assert said.endswith(f": pass family={stored.name} (the command: --family {stored.name})")
 
 
 @each_pair
 def test_what_is_advised_then_binds(asked: Family, stored: Family) -> None:
     source = stored.source(UNEVEN)
-    name = looks(source, asked).rpartition("family=")[2]
+    name = looks(source, asked).rpartition("family=")[2].partition(" ")[0]
     weights, report = bind_kda_weights(
         kda_config(UNEVEN), 4, source, family=getattr(kda_stream, name)
     )

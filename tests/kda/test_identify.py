@@ -236,23 +236,57 @@ def test_a_dsa_layer_is_of_no_family_and_called_one(index: int | None, knowing: 
 
 @each_family
 @knowing_or_not
-def test_an_attention_layer_of_another_kind_is_of_no_family(family: Family, knowing: bool) -> None:
+def test_an_attention_layer_of_another_kind_is_said_to_have_no_kda_block(
+    family: Family, knowing: bool
+) -> None:
+    names = sorted(family.block + leaf for leaf in family.other_leaves)
     source = MemorySource()
-    for leaf in family.other_leaves:
-        source.put(family.block + leaf, Stored("BF16", (15, 24)))
-    refused(source, config_or_none(UNEVEN, knowing=knowing))
+    for name in (*names, "mlp.gate_proj.weight"):
+        source.put(name, Stored("BF16", (15, 24)))
+    error = refused(source, config_or_none(UNEVEN, knowing=knowing))
+    assert error.what == f"the layer has no KDA block: its names are {', '.join(names)}"
 
 
 @knowing_or_not
 @pytest.mark.parametrize(
-    "names", [[], ["mlp.gate_proj.weight"], ["A_log"], ["self_attn."]], ids=str
+    ("names", "told"),
+    [
+        ([], "it has no names"),
+        (["mlp.gate_proj.weight", "A_log"], "its names are A_log, mlp.gate_proj.weight"),
+        (["mlp.gate_proj.weight", "self_attn."], "its names are self_attn."),
+        ([f"mlp.experts.{n}" for n in range(10, 99)], " and 77 more"),
+    ],
+    ids=["no names", "no attention", "no attention that is known", "many names"],
 )
-def test_a_layer_without_attention_is_of_no_family(names: list[str], knowing: bool) -> None:
+def test_a_layer_without_attention_is_said_to_have_no_kda_block(
+    names: list[str], told: str, knowing: bool
+) -> None:
     source = MemorySource()
     for name in names:
         source.put(name, Stored("F32", (3,)))
     error = refused(source, config_or_none(UNEVEN, knowing=knowing))
+    assert error.what.startswith("the layer has no KDA block: ")
+    assert error.what.endswith(told)
     assert ProblemKind.MISSING in {problem.kind for problem in error.problems}
+    for problem in error.problems:
+        if problem.kind is ProblemKind.MISSING:
+            assert (problem.expected_shape is not None) is knowing
+
+
+@each_family
+def test_no_expected_shape_is_told_that_no_tensor_shows(family: Family) -> None:
+    """dt_bias shows the width of all heads together; with o_norm beside it, how many there are."""
+    by_heads = {"A_log", "dt_bias", "o_norm.weight", "f_b_proj.weight", "g_b_proj.weight"}
+    for kept, known in ((["dt_bias"], {"dt_bias"}), (["dt_bias", "o_norm.weight"], by_heads)):
+        source = family.source(UNEVEN)
+        source.drop(*(family.block + leaf for leaf in family.leaves if leaf not in kept))
+        problems = refused(source, None).problems
+        assert len(problems) >= len(family.leaves) - len(kept) - 1
+        for problem in problems:
+            leaf = problem.tensor.partition(".")[2]
+            assert (problem.expected_shape is not None) is (leaf in known), leaf
+            assert (problem.expected_bytes is not None) is (leaf in known), leaf
+            assert ("[" in problem.fault) is (leaf in known), leaf
 
 
 @knowing_or_not
