@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from .dtypes import DTYPE_BITS
-from .errors import ArgumentError, ErrorCode
+from .errors import ArgumentError, ErrorCode, NotInstalledError
 
 if TYPE_CHECKING:
     import numpy
@@ -51,8 +51,10 @@ _TORCH: Final = MappingProxyType(
         "F64": "float64",
         "C64": "complex64",
         **_ML_DTYPES,
+        "F4": "float4_e2m1fn_x2",
     }
 )
+_TWO_IN_A_BYTE: Final = "F4"
 
 
 def as_numpy(
@@ -60,13 +62,14 @@ def as_numpy(
 ) -> numpy.ndarray[Any, Any]:
     """The bytes as a read-only numpy array that keeps the memory in use.
 
-    BF16 and the F8 dtypes are those of ml_dtypes. Raises `ArgumentError` where that is missing, for
-    dtypes narrower than a byte, and for a byte count that is not the shape's. `name` is for errors.
+    BF16 and the F8 dtypes are those of ml_dtypes; raises `NotInstalledError` where that is missing.
+    Raises `ArgumentError` for dtypes narrower than a byte, and for a byte count that is not the
+    shape's. `name` is for errors.
     """
     import numpy as np
 
     _require_bytes(dtype, shape, memory, name)
-    flat = np.frombuffer(memory, np.uint8) if memory.nbytes else _nothing()
+    flat = np.frombuffer(memory.toreadonly(), np.uint8) if memory.nbytes else _nothing()
     return flat.view(_numpy_dtype(dtype, name)).reshape(tuple(shape))
 
 
@@ -76,21 +79,22 @@ def as_torch(
     """The bytes as a torch tensor that keeps the memory in use.
 
     torch has no read-only tensors: what is written into this one is written to the memory, also
-    where that is a read-only view. Raises `ArgumentError` for dtypes that torch does not have, for
-    a byte count that is not the shape's, and for an address that no element can lie at; `name` is
-    for errors.
+    where that is a read-only view. F4 has two values in each of torch's elements, so that the last
+    extent is half of that in `shape`. Raises `NotInstalledError` without torch, `ArgumentError` for
+    dtypes that it does not have, for a byte count that is not the shape's, and for an address that
+    no element can lie at. `name` is for errors.
     """
-    import torch
-
+    torch = _torch(dtype, "as a torch tensor", name)
     _require_bytes(dtype, shape, memory, name)
     found = getattr(torch, _TORCH.get(dtype, ""), None)
-    if found is None:
-        raise _not_held(dtype, f"torch {torch.__version__}", name, "view its bytes: data")
+    extents = _halved(shape) if dtype == _TWO_IN_A_BYTE else tuple(shape)
+    if found is None or extents is None:
+        raise _not_held(dtype, f"torch {torch.__version__}", name)
     if not memory.nbytes:
-        return torch.empty(tuple(shape), dtype=found)
+        return torch.empty(extents, dtype=found)
     flat = _writable(memory)
-    _require_aligned(flat, DTYPE_BITS[dtype] // 8, name)
-    return torch.from_numpy(flat).view(found).view(tuple(shape))
+    _require_aligned(flat, max(DTYPE_BITS[dtype] // 8, 1), name)
+    return torch.from_numpy(flat).view(found).view(extents)
 
 
 def as_dlpack(
@@ -98,16 +102,10 @@ def as_dlpack(
 ) -> Any:
     """A DLPack capsule over the bytes, with the options of `__dlpack__`; writable as `as_torch`.
 
-    Made by numpy for the dtypes that it has, else by torch. Raises `ArgumentError` where that is
-    missing, and as these do.
+    Made by numpy for the dtypes that it has, else by torch. Raises as these do.
     """
     if dtype not in _NUMPY:
-        try:
-            import torch  # noqa: F401
-        except ImportError:
-            raise _not_held(
-                dtype, "DLPack without torch", name, "pip install torch; or use numpy()"
-            ) from None
+        _torch(dtype, "by DLPack", name)
         return as_torch(dtype, shape, memory, name=name).__dlpack__(**options)
     _require_bytes(dtype, shape, memory, name)
     flat = _writable(memory) if memory.nbytes else _nothing()
@@ -142,37 +140,48 @@ def _nothing() -> numpy.ndarray[Any, Any]:
     return np.frombuffer(b"", np.uint8)
 
 
+def _torch(dtype: str, how: str, name: str | None) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise _not_installed(f"{dtype} {how} needs torch", error, "torch", name) from None
+    return torch
+
+
 def _numpy_dtype(dtype: str, name: str | None) -> numpy.dtype[Any]:
     import numpy as np
 
     if dtype in _NUMPY:
         return np.dtype(_NUMPY[dtype])
     if dtype not in _ML_DTYPES:
-        raise _not_held(dtype, "numpy", name, "view its bytes: data")
+        raise _not_held(dtype, "numpy", name)
     try:
         import ml_dtypes
-    except ImportError:
-        raise _not_held(
-            dtype, "numpy without ml_dtypes", name, "pip install 'kda-stream[numpy]'; or torch()"
-        ) from None
+    except ImportError as error:
+        what = f"{dtype} as a numpy array needs ml_dtypes"
+        raise _not_installed(what, error, "'kda-stream[numpy]'", name) from None
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
     return found
 
 
+def _halved(shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape in elements of two values; None when the last extent is odd, or there is none."""
+    return (*shape[:-1], shape[-1] // 2) if shape and shape[-1] % 2 == 0 else None
+
+
 def _require_bytes(dtype: str, shape: Sequence[int], memory: memoryview, name: str | None) -> None:
     bits = DTYPE_BITS.get(dtype, 0)
-    if 8 * memory.nbytes == math.prod(shape) * bits and bits % 8 == 0 and bits:
-        return
-    if bits < 8:
-        raise _not_held(dtype, "an array", name, "view its bytes: data")
-    raise ArgumentError(
-        ErrorCode.ARGUMENT,
-        "the memory is not of the shape's size",
-        tensor=name,
-        expected=f"{math.prod(shape) * bits // 8} bytes",
-        got=f"{memory.nbytes} bytes",
-        hint="hand in the tensor's own data",
-    )
+    if bits < 8 and dtype != _TWO_IN_A_BYTE:
+        raise _not_held(dtype, "an array", name)
+    if 8 * memory.nbytes != math.prod(shape) * bits:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "the memory is not of the shape's size",
+            tensor=name,
+            expected=f"{math.prod(shape) * bits // 8} bytes",
+            got=f"{memory.nbytes} bytes",
+            hint="hand in the tensor's own data",
+        )
 
 
 def _require_aligned(flat: numpy.ndarray[Any, Any], width: int, name: str | None) -> None:
@@ -188,11 +197,23 @@ def _require_aligned(flat: numpy.ndarray[Any, Any], width: int, name: str | None
         )
 
 
-def _not_held(dtype: str, where: str, name: str | None, hint: str) -> ArgumentError:
+def _not_held(dtype: str, where: str, name: str | None) -> ArgumentError:
     return ArgumentError(
         ErrorCode.ARGUMENT,
         f"there is no {dtype} in {where}",
         tensor=name,
         got=dtype,
-        hint=hint,
+        hint="view its bytes: data",
+    )
+
+
+def _not_installed(
+    what: str, error: ImportError, package: str, name: str | None
+) -> NotInstalledError:
+    return NotInstalledError(
+        ErrorCode.NOT_INSTALLED,
+        what,
+        tensor=name,
+        got=str(error),
+        hint=f"pip install {package}; or view its bytes: data",
     )

@@ -68,17 +68,19 @@ class BoundTensor:
         return self._view()
 
     def numpy(self) -> ndarray[Any, Any]:
-        """A read-only array; BF16 is ml_dtypes' bfloat16, and `ArgumentError` says how to get it.
+        """A read-only array; BF16 is ml_dtypes' bfloat16.
 
-        Raises `ClosedError` after the slot was given back.
+        Raises `NotInstalledError` where that is missing, `ClosedError` after the slot was given
+        back.
         """
         return as_numpy(self.dtype.value, self.shape, self._view(), name=self.name)
 
     def torch(self) -> Tensor:
         """A torch tensor on the CPU; raises `ClosedError` after the slot was given back.
 
-        With `copy=False` also `PayloadError` when the file has changed or the map is refused, and
-        `ArgumentError` where the tensor lies at an odd address.
+        Raises `NotInstalledError` without torch. With `copy=False` also `PayloadError` when the
+        file has changed or the map is refused, and `ArgumentError` where the tensor lies at an odd
+        address.
         """
         return as_torch(self.dtype.value, self.shape, self._writable_view(), name=self.name)
 

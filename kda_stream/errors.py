@@ -119,6 +119,7 @@ class ErrorCode(str, Enum):
 
     # the build and the machine
     NOT_BUILT = "not-built"
+    NOT_INSTALLED = "not-installed"
     PLATFORM = "platform"
 
 
@@ -308,6 +309,10 @@ class InUseError(KdaStreamError, BufferError):
 
 class ArgumentError(KdaStreamError, ValueError):
     """An argument outside what the function takes."""
+
+
+class NotInstalledError(KdaStreamError, ImportError):
+    """A package that is needed for what was asked is not there: torch or ml_dtypes."""
 
 
 class NotBuiltError(KdaStreamError, ImportError):

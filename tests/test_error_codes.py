@@ -75,6 +75,7 @@ from kda_stream import (
     open_checkpoint,
     stream_kda_layers,
 )
+from kda_stream.arrays import as_torch
 from kda_stream.cli.diff import diff_paths
 from kda_stream.cli.verify import verify_path
 from kda_stream.interop.transformers import fill_kda_layers
@@ -883,6 +884,12 @@ RAISES_AT_IMPORT = """
         sys.byteorder = "little"  # a class can be pickled where it can be imported
         print(json.dumps(pickle.dumps(error).hex()))
 """
+
+
+def test_not_installed(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with told(ImportError, tensor="conv", got="torch"):
+        as_torch("BF16", (2,), memoryview(bytes(4)), name="conv")
 
 
 def test_not_built(told: Told, tmp_path: Path, run_python: RunPython) -> None:

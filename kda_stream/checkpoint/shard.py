@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from io import FileIO
-from typing import Final
+from typing import Any, Final
 
 from ..closing import renew_locks_after_fork
 from ..errors import ClosedError, ErrorCode, HeaderError, PathError, PayloadError
@@ -69,6 +70,7 @@ class Shard:
         renew_locks_after_fork(self)
         self._mapping: Mapping | None = None
         self._lent: LentMemory | None = None
+        self._own_pages: list[weakref.ref[Any]] = []
         self._closed = False
         self.identity = identity
         self.header = header
@@ -127,14 +129,17 @@ class Shard:
         """The bytes [begin, end) in pages of their own, that go with the view and what it made.
 
         They are the file's until they are written to; what is written never reaches the file. Needs
-        as much commit charge as is written. Raises as `view` does, and as it does touching a page
-        that cannot be read kills the process.
+        as much commit charge as is written. `close` tells whether any are left. Raises as `view`
+        does, and as there touching a page that cannot be read kills the process.
         """
-        with self.open() as file:
+        with self._lock, self.open() as file:
+            if begin == end:
+                return memoryview(b"")
             mapping = map_range(file.fileno(), begin, end, self._path)
-        return mapping.lend(mapping.nbytes - (end - begin), mapping.nbytes, writable=True).view(
-            0, end - begin
-        )
+            before = mapping.nbytes - (end - begin)
+            lent = mapping.lend(before, mapping.nbytes, writable=True)
+            self._own_pages = [*filter(_is_alive, self._own_pages), lent.buffer_alive]
+            return lent.view(0, end - begin)
 
     def unmap(self, begin: int, end: int) -> None:
         """Take the mapped pages around [begin, end) out of the process; they stay cached."""
@@ -183,14 +188,16 @@ class Shard:
     def close(self) -> bool:
         """Unmap the file; every view of it ends. Again: no effect.
 
-        Whether it is unmapped: not before the last array that was made of a view is gone.
+        Whether it is unmapped: not before the last array that was made of a view is gone, or the
+        last `copy_on_write`.
         """
         with self._lock:
             self._closed = True
             mapping, self._mapping = self._mapping, None
             if self._lent is not None:
                 self._lent.end()
-            return mapping is None or mapping.close()
+            is_gone = mapping is None or mapping.close()
+            return is_gone and not any(map(_is_alive, self._own_pages))
 
     def _gone(self, what: str | None) -> PayloadError:
         return PayloadError(
@@ -222,6 +229,10 @@ class Shard:
                 hint="it was replaced, rewritten or cut, or its owner, mode or links were changed: "
                 "open the checkpoint again",
             )
+
+
+def _is_alive(thing: weakref.ref[Any]) -> bool:
+    return thing() is not None
 
 
 def open_shard(path: str, *, header_bytes_max: int = HEADER_BYTES_MAX) -> Shard:

@@ -82,7 +82,8 @@ _KNOWN: Final[tuple[tuple[Callable[[Tensors], bool], str], ...]] = (
         _is_from_older_transformers,
         (
             "it looks like a save by an older release of the transformers library, which joins "
-            "conv1d and keeps the decay in forget_gate: save the model again with a current one"
+            "conv1d and keeps the decay in forget_gate: save the model again with a current one; "
+            "of a model in memory, take kda_stream.interop.transformers.published_source"
         ),
     ),
     (

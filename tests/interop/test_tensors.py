@@ -94,10 +94,19 @@ def test_every_dtype_that_torch_has_is_a_view_of_the_memory(
         assert tensor.data_ptr() == address(memory)
 
 
-@pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "F6_E3M2", "NONE"])
+@pytest.mark.parametrize("dtype", ["F6_E2M3", "F6_E3M2", "NONE"])
 def test_a_dtype_that_torch_lacks_is_refused(dtype: str) -> None:
     with pytest.raises(ArgumentError, match=f"no {dtype} in"):
         as_torch(dtype, (2,), memoryview(b"1"))
+
+
+def test_f4_has_two_values_in_each_element_of_torch() -> None:
+    memory = memoryview(bytes(range(12)))
+    tensor = as_torch("F4", (3, 8), memory)
+    assert (tensor.dtype, tuple(tensor.shape)) == (torch.float4_e2m1fn_x2, (3, 4))
+    assert raw(tensor) == bytes(memory)
+    with pytest.raises(ArgumentError, match="no F4"):
+        as_torch("F4", (8, 3), memory)  # torch has no half of an element
 
 
 def test_an_address_where_no_element_may_begin_is_refused() -> None:
@@ -231,16 +240,18 @@ def test_writing_to_a_tensor_writes_the_slot_and_no_file(tmp_path: Path) -> None
 def test_writing_over_a_view_of_the_file_writes_pages_of_the_tensor_s_own(tmp_path: Path) -> None:
     written = write_family(tmp_path, GLM5_NEXT, EVEN)
     shards = {shard: shard.read_bytes() for shard in tmp_path.glob("*.safetensors")}
-    with open_checkpoint(tmp_path) as checkpoint:
-        weights, _ = bind_kda_weights(CONFIG, 0, checkpoint.layer(0), copy=False)
-        tensors = {}
-        for name, tensor in weights.items():
-            tensors[name] = tensor.torch()
-            assert raw(tensors[name]) == written.expected(0)[name]
-            tensors[name].fill_(3)
-            if name != "conv":  # copied into a slot: there is no such field in the file
-                assert bytes(tensor.data) == written.expected(0)[name]
-        weights.release()
+    checkpoint = open_checkpoint(tmp_path)
+    weights, _ = bind_kda_weights(CONFIG, 0, checkpoint.layer(0), copy=False)
+    tensors = {}
+    for name, tensor in weights.items():
+        tensors[name] = tensor.torch()
+        assert raw(tensors[name]) == written.expected(0)[name]
+        tensors[name].fill_(3)
+        if name != "conv":  # copied into a slot: there is no such field in the file
+            assert bytes(tensor.data) == written.expected(0)[name]
+    weights.release()
+    with pytest.raises(InUseError):
+        checkpoint.close()
     assert shards == {shard: shard.read_bytes() for shard in shards}
     for name in set(tensors) - {"conv"}:  # the checkpoint is closed, its own pages are here
         assert tensors[name].float().unique().tolist() == [3]
