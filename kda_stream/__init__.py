@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from .payload import PayloadReport, check_payload
     from .staging.arena import Lease, LockReport, PinnedArena, Slot
     from .staging.reading import ReadReport
+    from .staging.registration import HostRegistrar
     from .staging.spans import CopyPlan, CopyStop, FileRange, Span
     from .stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
 
@@ -171,6 +172,7 @@ _HOMES = {
         "Slot",
     ),
     "staging.reading": ("ReadReport",),
+    "staging.registration": ("HostRegistrar",),
     "staging.spans": (
         "CopyPlan",
         "CopyStop",
@@ -211,6 +213,7 @@ __all__ = [
     "FileRange",
     "Header",
     "HeaderError",
+    "HostRegistrar",
     "InUseError",
     "KdaBindReport",
     "KdaConfig",

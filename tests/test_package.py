@@ -333,6 +333,7 @@ RAISED_BESIDE_ERRORS = {
     "files": {"OSError"},
     "jsontext": {"DuplicateKeyError", "LookupError", "ValueError"},
     "payload": {"workers.failure"},
+    "staging.registration": {"failure"},
     "staging.residency": {"OSError"},
     "stream": {"StopIteration if failure is None else failure"},
 }
