@@ -364,7 +364,7 @@ class PinnedArena(Closing):
     it at once, until the arena is closed or dropped; a forked child leaves that to its parent.
     Refused, it is as with locking: "require" raises, the others go on, and
     `report.registration_refusal` says why. Registering makes and locks every page by itself: with
-    `lock="off"` it is the only lock, and the limit on locked memory does not count.
+    `lock="off"` it is the only lock.
 
     `debug` makes `Lease.release` raise while an array points into its slot; it is on under
     `python -X dev`.

@@ -25,8 +25,8 @@ from support.fake_driver import (
     OUT_OF_MEMORY,
     FakeDriver,
     is_mapped,
+    locked_bytes,
 )
-from support.left_behind import bytes_of
 
 from kda_stream import (
     ArgumentError,
@@ -101,12 +101,12 @@ def test_an_arena_without_a_driver_is_not_registered_and_nothing_was_refused() -
 def test_pages_are_locked_before_they_are_registered_and_until_they_are_not(
     driver: FakeDriver, lock: Any, is_locked: bool
 ) -> None:
-    before = bytes_of("VmLck")
+    before = locked_bytes()
     with arena_of(driver, lock=lock) as arena:
         nbytes = arena.nbytes if is_locked else 0
         assert arena.report.locked is is_locked
     assert driver.locked == [before + nbytes, before + nbytes]
-    assert bytes_of("VmLck") == before
+    assert locked_bytes() == before
 
 
 def test_a_slot_is_filled_and_lent_as_ever(driver: FakeDriver) -> None:
@@ -232,7 +232,7 @@ def test_a_refusal_is_reported_with_its_cause_and_the_next_step_and_the_arena_wo
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_require_raises_what_the_driver_answered_and_leaves_nothing(answer: int) -> None:
     driver = FakeDriver(answers=[answer])
-    locked = bytes_of("VmLck")
+    locked = locked_bytes()
     with pytest.raises(MemoryRefusedError) as caught:
         arena_of(driver, lock="require")
     error = caught.value
@@ -243,7 +243,7 @@ def test_require_raises_what_the_driver_answered_and_leaves_nothing(answer: int)
     assert 'lock="prefer"' in str(error.hint)
     del error, caught
     assert not any(is_mapped(*found) for found in driver.ranges)
-    assert bytes_of("VmLck") == locked
+    assert locked_bytes() == locked
     assert driver.names == ["register"]
     driver.assert_clean()
 
@@ -468,14 +468,14 @@ def test_a_driver_that_does_not_unregister_is_told_once_and_the_memory_goes(
     unanswers: list[Any], told: str
 ) -> None:
     driver = FakeDriver(unanswers=unanswers)
-    locked = bytes_of("VmLck")
+    locked = locked_bytes()
     arena = arena_of(driver)
     with pytest.raises(MemoryRefusedError, match=told) as caught:
         arena.close()
     assert caught.value.code is ErrorCode.UNREGISTER_REFUSED
     del caught
     assert not any(is_mapped(*found) for found in driver.ranges)
-    assert bytes_of("VmLck") == locked
+    assert locked_bytes() == locked
     calls = list(driver.calls)
     arena.close()
     del arena
@@ -540,11 +540,11 @@ def test_an_interrupt_of_registering_comes_out_and_leaves_nothing(
     interrupt: type[BaseException], does_it_first: bool
 ) -> None:
     driver = FakeDriver(answers=[interrupt()], does_it_first=does_it_first)
-    locked = bytes_of("VmLck")
+    locked = locked_bytes()
     with pytest.raises(interrupt):
         arena_of(driver)
     assert driver.names == ["register", "unregister"]
-    assert bytes_of("VmLck") == locked
+    assert locked_bytes() == locked
     gc.collect()
     assert not any(is_mapped(*found) for found in driver.ranges)
     driver.assert_clean()
@@ -579,32 +579,48 @@ print(json.dumps([driver.names, len(driver.standing), driver.wrong, told]))
     assert run_python(PROLOGUE + script) == [names, 0, [], ["KeyboardInterrupt"]]
 
 
+MOMENTS = {
+    "an arena": ("PinnedArena(5000, register=driver)", 2e-6),
+    "a stream": ("stream_kda_layers(checkpoint, slots=1, register=driver)", 6e-6),
+}
+
+
+@pytest.mark.parametrize("what", MOMENTS)
 def test_a_signal_at_any_moment_leaves_nothing_registered_and_no_memory(
-    run_python: RunPython,
+    run_python: RunPython, written: Written, what: str
 ) -> None:
-    script = """
+    made, step = MOMENTS[what]
+    script = f"""
 import signal
-from support.left_behind import bytes_of
+from support.fake_driver import locked_bytes
 def interrupt(*_):
     raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
+checkpoint = open_checkpoint(sys.argv[1])
 caught = left = 0
-locked = bytes_of("VmLck")
-for turn in range(600):
+locked = locked_bytes()
+for turn in range(400):
+    opened = None
     try:
-        signal.setitimer(signal.ITIMER_REAL, 1e-5 + 2e-6 * turn)
-        with PinnedArena(5000, register=driver) as arena:
-            pass
-        time.sleep(0.002)
+        signal.setitimer(signal.ITIMER_REAL, 1e-5 + {step} * turn)
+        with {made} as opened:
+            if sys.argv[2] == "a stream":
+                next(opened)
+        time.sleep(0.003)
     except KeyboardInterrupt:
         caught += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
-    arena = None
+    if opened is not None:
+        opened.close()  # where it came before the first line of the with, or of its end
+    opened = None
     gc.collect()
-    left += bytes_of("VmLck") != locked
+    end = time.monotonic() + 1
+    while driver.standing and time.monotonic() < end:
+        time.sleep(0.001)  # a stream's thread is the last to let its arena go
+    left += locked_bytes() != locked
 print(json.dumps([caught, left, len(driver.standing), driver.wrong]))
 """
-    caught, left, standing, wrong = run_python(PROLOGUE + script)
+    caught, left, standing, wrong = run_python(PROLOGUE + script, written.folder, what)
     assert caught > 100
     assert wrong == []
     assert (left, standing) == (0, 0)

@@ -1,13 +1,15 @@
-"""A GPU driver's book of registered memory, kept as strictly as a real one's would break. Linux."""
+"""A GPU driver's book of registered memory, kept as strictly as a real one's would break.
+
+What is mapped and locked it knows of Linux alone.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from support.left_behind import bytes_of
 
 INVALID, OUT_OF_MEMORY, ALREADY, NOT_REGISTERED, NOT_SUPPORTED = 1, 2, 712, 713, 801
 Answer = int | BaseException | None
@@ -38,7 +40,7 @@ class FakeDriver:
         with self._lock:
             self.calls.append(("register", address))
             self.ranges.append((address, address + nbytes))
-            self.locked.append(bytes_of("VmLck"))
+            self.locked.append(locked_bytes())
             if not is_mapped(address, address + nbytes):
                 self.wrong.append("registered what is not mapped")
             return self._answered(next(self._answers, None), lambda: self._add(address, nbytes))
@@ -46,7 +48,7 @@ class FakeDriver:
     def unregister(self, address: int) -> int:
         with self._lock:
             self.calls.append(("unregister", address))
-            self.locked.append(bytes_of("VmLck"))
+            self.locked.append(locked_bytes())
             nbytes = self.standing.get(address, 1)
             if not is_mapped(address, address + nbytes):
                 self.wrong.append("unregistered what was unmapped before")
@@ -85,8 +87,18 @@ class FakeDriver:
 
 def is_mapped(begin: int, end: int) -> bool:
     """Whether every page of [begin, end) is mapped in this process."""
+    if sys.platform != "linux":
+        return True
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         first, last = (int(text, 16) for text in line.split()[0].split("-"))
         if first <= begin < last:
             begin = min(last, end)
     return begin >= end
+
+
+def locked_bytes() -> int:
+    """What this process has locked of its memory."""
+    if sys.platform != "linux":
+        return 0
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmLck"))
