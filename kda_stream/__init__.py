@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from .payload import PayloadReport, check_payload
     from .staging.arena import Lease, LockReport, PinnedArena, Slot
     from .staging.reading import ReadReport
+    from .staging.registration import HostRegistrar
     from .staging.spans import CopyPlan, CopyStop, FileRange, Span
     from .stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
     from .weights import TensorPiece, WeightsReport, WeightStream, iter_weights
@@ -183,6 +184,7 @@ _HOMES = {
         "Slot",
     ),
     "staging.reading": ("ReadReport",),
+    "staging.registration": ("HostRegistrar",),
     "staging.spans": (
         "CopyPlan",
         "CopyStop",
@@ -229,6 +231,7 @@ __all__ = [
     "FileRange",
     "Header",
     "HeaderError",
+    "HostRegistrar",
     "InUseError",
     "KdaBindReport",
     "KdaConfig",

@@ -94,6 +94,8 @@ class ErrorCode(str, Enum):
     DIRECT_REFUSED = "direct-refused"
     MEMORY_REFUSED = "memory-refused"
     LOCK_REFUSED = "lock-refused"
+    REGISTER_REFUSED = "register-refused"
+    UNREGISTER_REFUSED = "unregister-refused"
     SLOT_TOO_SMALL = "slot-too-small"
     SLOT_NOT_FREE = "slot-not-free"
     SLOT_NOT_CLAIMED = "slot-not-claimed"
@@ -288,7 +290,10 @@ class ManifestError(KdaStreamError, ValueError):
 
 
 class MemoryRefusedError(KdaStreamError, MemoryError):
-    """The system refused memory, or refused to lock it under `lock="require"`."""
+    """The system refused memory, or under `lock="require"` to lock or to register it.
+
+    Or the driver did not unregister what was registered.
+    """
 
 
 class SlotError(KdaStreamError, RuntimeError):

@@ -114,10 +114,10 @@ class Stager(Generic[Item, Staged]):
         self.is_waiting = False
         return slot
 
-    def wait_until_gone(self, is_there: Callable[[], object | None]) -> bool:
-        """Wait until `is_there` gives None; False when the stream is being closed before."""
+    def wait_until(self, done: Callable[[], bool]) -> bool:
+        """Wait until `done()`; False when the stream is being closed before."""
         self.is_waiting = True
-        while is_there() is not None and not self.stopping:
+        while not done() and not self.stopping:
             time.sleep(ENDING_SECONDS)
         self.is_waiting = False
         return not self.stopping

@@ -38,6 +38,7 @@ from .layout import fields_of, kda_slot_bytes, require_alignment, slot_bytes_for
 from .stager import Stager, no_thread
 from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
 from .staging.reading import ReadChoice, ReadPath, Residency, require_read_choice
+from .staging.registration import HostRegistrar, require_registrar
 
 _Bound = tuple[KdaWeights, KdaBindReport]
 _LayerStager = Stager[CheckedBlock, _Bound]
@@ -116,6 +117,7 @@ class KdaLayerStream(Closing):
         slots: int,
         slot_bytes: int,
         lock: LockPolicy,
+        register: HostRegistrar | None,
         choice: ReadChoice,
         alignment: int | None,
     ) -> None:
@@ -126,6 +128,7 @@ class KdaLayerStream(Closing):
         self._slots = slots
         self._slot_bytes = slot_bytes
         self._lock_policy: LockPolicy = lock
+        self._register = register
         self._choice = choice
         self._alignment = alignment
         self._stager: _LayerStager | None = None
@@ -144,7 +147,9 @@ class KdaLayerStream(Closing):
                 "the stream was entered before", "make another one for a second pass"
             )
         self._began_seconds = time.monotonic()
-        arena = PinnedArena(self._slot_bytes, slots=self._slots, lock=self._lock_policy)
+        arena = PinnedArena(
+            self._slot_bytes, slots=self._slots, lock=self._lock_policy, register=self._register
+        )
         fill = partial(_bind_next, self._config, self._alignment)
         self._stager = Stager(self._blocks, fill, arena, self._choice)
         try:
@@ -194,7 +199,8 @@ class KdaLayerStream(Closing):
         """End the thread, end every layer that was handed out, give back the slots.
 
         Again: no effect. Takes at most the time of one piece of a copy (50 ms and a read). Raises
-        `InUseError` when arrays still point into the slots.
+        `InUseError` when arrays still point into the slots, and `MemoryRefusedError` when a driver
+        does not unregister them.
         """
         finish_first(self._close)
 
@@ -268,6 +274,7 @@ def stream_kda_layers(
     layers: Iterable[int] | None = None,
     slots: int = 2,
     lock: LockPolicy = "prefer",
+    register: HostRegistrar | None = None,
     config: KdaConfig | None = None,
     family: FamilyChoice = GLM5_NEXT,
     read: ReadPath = "auto",
@@ -283,7 +290,7 @@ def stream_kda_layers(
     `with`: a layer is lent until the next step of the loop, or until it is released
     when held. `config` is the geometry, by default that of the config.json beside the shards.
     `family` is as for `bind_kda_weights`; with "auto" each layer's is its own.
-    `lock` is as for `PinnedArena`; `read`, `residency` and `alignment` are as for
+    `lock` and `register` are as for `PinnedArena`; `read`, `residency` and `alignment` are as for
     `bind_kda_weights`, each layer's way chosen for itself. With a `plan` the layers are the part of
     its rank, and geometry and family are the plan's.
 
@@ -299,6 +306,7 @@ def stream_kda_layers(
     """
     require_read_choice(read, residency)
     require_alignment(alignment)
+    require_registrar(register)
     if not isinstance(checkpoint, Checkpoint):
         raise ArgumentError(
             ErrorCode.ARGUMENT,
@@ -325,7 +333,16 @@ def stream_kda_layers(
         blocks = _checked_in_turn(geometry, checkpoint, chosen, family, plan)
     choice = ReadChoice(read, residency, len(chosen) * slot_bytes)
     return KdaLayerStream(
-        checkpoint, geometry, chosen, blocks, slots, slot_bytes, lock, choice, alignment
+        checkpoint,
+        geometry,
+        chosen,
+        blocks,
+        slots,
+        slot_bytes,
+        lock,
+        register,
+        choice,
+        alignment,
     )
 
 

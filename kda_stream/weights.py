@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NoReturn
-from weakref import ref
+from typing import Final, NoReturn
 
 from .checkpoint.checkpoint import Checkpoint
 from .closing import Closing, finish_first
@@ -25,6 +24,7 @@ from .staging.arena import (
     LockReport,
     PinnedArena,
     Slot,
+    SlotState,
     require_arena_arguments,
 )
 from .staging.reading import (
@@ -35,6 +35,7 @@ from .staging.reading import (
     bring_in,
     require_read_choice,
 )
+from .staging.registration import HostRegistrar, require_registrar
 
 
 class TensorPiece(RawTensor):
@@ -84,26 +85,46 @@ _WeightStager = Stager[Batch, _Filled]
 class _Filling:
     """What the thread does with a batch. It does not know the stream, which may be dropped."""
 
-    def __init__(self, lock: LockPolicy) -> None:
+    def __init__(self, lock: LockPolicy, register: HostRegistrar | None) -> None:
         self._lock: LockPolicy = lock
-        self._own: list[ref[Any]] = []  # the memory of the last two tensors that have their own
+        self._register = register
+        self._own: list[PinnedArena] = []  # of tensors that have one of their own
 
     def __call__(self, batch: Batch, stager: _WeightStager) -> _Filled | None:
         if batch.is_large:
             return self._fill_own(batch, stager)
         slot = stager.free_slot()
+        self._leave_own(which_are_used=False)
         return None if slot is None else _fill(batch, slot.claim(), stager.choice)
 
     def _fill_own(self, batch: Batch, stager: _WeightStager) -> _Filled | None:
-        if len(self._own) > 1 and not stager.wait_until_gone(self._own[0]):
+        self._leave_own(which_are_used=False)
+        if len(self._own) > 1 and not stager.wait_until(partial(_is_free, self._own[0])):
             return None
-        arena = PinnedArena(batch.nbytes, lock=self._lock)
+        self._leave_own(which_are_used=False)
+        arena = PinnedArena(batch.nbytes, lock=self._lock, register=self._register)
         try:
             filled = _fill(batch, arena.claim(), stager.choice)
-        finally:
+        except BaseException:
             arena.leave()
-        self._own = [*self._own[-1:], filled.lease.buffer_alive]
+            raise
+        self._own.append(arena)
         return filled
+
+    def leave(self) -> None:
+        """Let the arenas go that were made here; what is lent of them stays."""
+        self._leave_own(which_are_used=True)
+
+    def _leave_own(self, *, which_are_used: bool) -> None:
+        for arena in list(self._own):
+            if which_are_used or _is_free(arena):
+                arena.leave()
+                self._own.remove(arena)
+
+
+def _is_free(arena: PinnedArena) -> bool:
+    """Whether nothing points into its one slot any more."""
+    return arena.slots[0].state is SlotState.FREE
 
 
 def _fill(batch: Batch, slot: Slot, choice: ReadChoice) -> _Filled:
@@ -147,6 +168,7 @@ class WeightStream(Closing):
         slots: int,
         slot_bytes: int,
         lock: LockPolicy,
+        register: HostRegistrar | None,
         choice: ReadChoice,
         path: str,
     ) -> None:
@@ -154,9 +176,11 @@ class WeightStream(Closing):
         self._slots = slots
         self._slot_bytes = slot_bytes
         self._lock: LockPolicy = lock
+        self._register = register
         self._choice = choice
         self._path = path
         self._stager: _WeightStager | None = None
+        self._filling: _Filling | None = None
         self._process = os.getpid()
         self._lease: Lease | None = None
         self._parts: Iterator[Part] = iter(())
@@ -224,6 +248,8 @@ class WeightStream(Closing):
             self._stager.stop()
             self._stager.staged.clear()
             self._stager.arena.leave()
+            if self._filling is not None:
+                self._filling.leave()
 
     def __del__(self) -> None:
         stager = getattr(self, "_stager", None)
@@ -239,8 +265,10 @@ class WeightStream(Closing):
         if stager is None:
             self._began_seconds = time.monotonic()
             # With a page more than what is packed, so that all can lie as in its file.
-            arena = PinnedArena(self._slot_bytes + LAYOUT_BYTES, slots=self._slots, lock=self._lock)
-            stager = self._stager = Stager(self._batches, _Filling(self._lock), arena, self._choice)
+            slot_bytes, register = self._slot_bytes + LAYOUT_BYTES, self._register
+            arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock, register=register)
+            self._filling = _Filling(self._lock, register)
+            stager = self._stager = Stager(self._batches, self._filling, arena, self._choice)
             try:
                 stager.start()
             except RuntimeError as error:
@@ -290,6 +318,7 @@ def iter_weights(
     lock: LockPolicy = "prefer",
     read: ReadPath = "auto",
     residency: Residency = "auto",
+    register: HostRegistrar | None = None,
 ) -> WeightStream:
     """Every tensor of the checkpoint, or the named ones, through `slots` slots of `slot_bytes`.
 
@@ -297,8 +326,9 @@ def iter_weights(
     first, and then layer by layer (`"layer"`). What lies side by side in a shard is read together.
     A tensor larger than a slot gets page-locked memory of its own, of its size (`large="own"`; two
     at once, since the next one is staged meanwhile); or it comes as several `TensorPiece`s of whole
-    rows (`"pieces"`). So memory is bounded by the slots, and with "own" the two largest. `lock`,
-    `read` and `residency` are as for `bind_kda_weights`.
+    rows (`"pieces"`). So memory is bounded by the slots, and with "own" the two largest. `read` and
+    `residency` are as for `bind_kda_weights`, `lock` and `register` as for `PinnedArena`: copies to
+    a GPU must be over before a tensor is dropped, and before the stream ends.
 
     Raises `NotFoundError` for a name that the checkpoint lacks, `ArgumentError`, and with "layer"
     what `Checkpoint.layers` raises; while it is used `PayloadError`, `MemoryRefusedError`, and
@@ -311,13 +341,14 @@ def iter_weights(
     """
     _require_options(checkpoint, order, large, slots)
     require_read_choice(read, residency)
+    require_registrar(register)
     require_arena_arguments(slot_bytes, slots, lock)
     chosen = list(checkpoint) if names is None else _named(checkpoint, names)
     if order == "layer":
         checkpoint.layers()
     choice = ReadChoice(read, residency, _whole_bytes(checkpoint, chosen))
     packed = batches(checkpoint, chosen, order, large, slot_bytes)
-    return WeightStream(packed, slots, slot_bytes, lock, choice, checkpoint.path)
+    return WeightStream(packed, slots, slot_bytes, lock, register, choice, checkpoint.path)
 
 
 def _named(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:

@@ -37,6 +37,7 @@ from support.checkpoints import (
     kda_block,
     write_checkpoint,
 )
+from support.fake_driver import INVALID, NOT_SUPPORTED, FakeDriver
 from support.files import INDEX_NAME, numbered, shard_bytes, write_index, write_shard
 from support.files import Stored as FileStored
 from support.headers import (
@@ -781,6 +782,19 @@ def test_lock_refused(told: Told) -> None:
     with told(MemoryError, expected=" bytes", got="locked already"):
         where_refused(lambda: PinnedArena(4096, lock="require"), Refused("mlock2", errno.ENOMEM))
     assert "ulimit -l" in told.error.hint
+
+
+def test_register_refused(told: Told) -> None:
+    driver = FakeDriver(answers=[NOT_SUPPORTED])
+    with told(MemoryError, expected="4096 bytes registered", got="not supported (801)"):
+        PinnedArena(4096, lock="require", register=driver)
+    assert "pin_memory" in told.error.hint
+
+
+def test_unregister_refused(told: Told) -> None:
+    arena = PinnedArena(4096, lock="off", register=FakeDriver(unanswers=[INVALID]))
+    with told(MemoryError, expected="the answer 0", got="invalid value (1)"):
+        arena.close()
 
 
 def test_slot_too_small(told: Told, one_layer: Written) -> None:

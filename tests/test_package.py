@@ -340,6 +340,7 @@ RAISED_BESIDE_ERRORS = {
     "files": {"OSError"},
     "jsontext": {"DuplicateKeyError", "LookupError", "ValueError"},
     "payload": {"workers.failure"},
+    "staging.registration": {"failure"},
     "staging.residency": {"OSError"},
     "stager": {"StopIteration if failure is None else failure"},
     "weights": {"StopIteration"},

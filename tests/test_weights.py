@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints import UNEVEN
+from support.fake_driver import FakeDriver, locked_bytes
 from support.families import GLM5_NEXT, write_family
 from support.files import Stored, numbered, write_checkpoint, write_shard
 from support.left_behind import PROLOGUE
@@ -515,6 +516,41 @@ def test_a_stream_belongs_to_the_process_before_a_fork(mixed: Mixed, run_python:
         print(json.dumps([os.waitstatus_to_exitcode(status), count]))
     """
     assert run_python(script, mixed[0]) == [17, len(mixed[1])]
+
+
+@pytest.mark.parametrize("large", ["own", "pieces"])
+def test_all_memory_is_registered_before_it_is_filled_and_unregistered_at_the_end(
+    tmp_path: Path, large: Any
+) -> None:
+    tensors = {"a": bytes(100), "big": bytes(range(250)) * 200, "b": b"1" * 10}
+    rows = {name: Stored("U8", [len(data) // 10, 10], data) for name, data in tensors.items()}
+    driver = FakeDriver()
+    with open_checkpoint(write_shard(tmp_path / "model.safetensors", rows)) as checkpoint:
+        stream = iter_weights(checkpoint, slot_bytes=8192, large=large, register=driver)
+        for _, tensor in stream:
+            at = np.frombuffer(tensor.data, np.uint8).__array_interface__["data"][0]
+            assert any(
+                begin <= at and at + tensor.nbytes <= begin + nbytes
+                for begin, nbytes in driver.standing.items()
+            )
+        lock = stream.report.lock
+        assert lock is not None
+        assert lock.registered
+    driver.assert_clean()
+
+
+@pytest.mark.mlock
+@linux_only
+def test_a_tensor_with_memory_of_its_own_is_locked_for_as_long_as_it_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    rows = {f"big{n}": Stored("U8", [10, 5000], bytes(50_000)) for n in range(4)}
+    with open_checkpoint(write_shard(tmp_path / "model.safetensors", rows)) as checkpoint:
+        before = locked_bytes()
+        stream = iter_weights(checkpoint, slot_bytes=8192, lock="require")
+        seen = [locked_bytes() - before for _ in stream]
+        assert all(3 * 8192 + 50_000 <= locked < 3 * 16384 + 4 * 57_344 for locked in seen)
+    assert locked_bytes() == before
 
 
 # --- arguments ------------------------------------------------------------------------------------

@@ -113,7 +113,8 @@ def stream_path(
     `bytes_per_second`, `reads` (how many layers by the way they were read), `notes`, `slots`,
     `slot_bytes`, `peak_anonymous_bytes` (the most resident at any layer), `peak_resident_bytes`
     (the most of any kind at any time; both null where the system does not count them) and `lock`
-    (as `LockReport`). Raises what `open_checkpoint`, `stream_kda_layers` and the stream do.
+    (as `LockReport`, of locking alone). Raises what `open_checkpoint`, `stream_kda_layers` and the
+    stream do.
     """
     with open_checkpoint(path) as checkpoint:
         stream = stream_kda_layers(

@@ -11,6 +11,7 @@ from ..limits import WEIGHTS_SLOT_BYTES
 from ..packing import Order
 from ..staging.arena import LockPolicy
 from ..staging.reading import ReadPath, Residency
+from ..staging.registration import HostRegistrar
 from ..weights import WeightStream, iter_weights
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def iter_torch_weights(
     lock: LockPolicy = "prefer",
     read: ReadPath = "auto",
     residency: Residency = "auto",
+    register: HostRegistrar | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """`iter_weights` as torch tensors on the CPU, without a copy, each of them whole.
 
@@ -44,6 +46,7 @@ def iter_torch_weights(
         lock=lock,
         read=read,
         residency=residency,
+        register=register,
     )
     return _as_torch(stream)
 

@@ -6,10 +6,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from ..closing import Closing, finish_first, renew_locks_after_fork
 from ..errors import (
@@ -22,6 +22,7 @@ from ..errors import (
 )
 from ..limits import BELL_SECONDS, SLOTS_MAX
 from .pages import PAGE_BYTES, LentMemory, Mapping, lock_refusal, map_anonymous
+from .registration import HostRegistrar, Registration, register_refused, require_registrar
 from .residency import lock_limit_bytes, memory_use
 from .room import are_huge_pages_at_hand
 
@@ -36,11 +37,12 @@ _RAISE_THE_LIMIT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LockReport:
-    """Whether an arena's memory is page-locked; sizes in bytes.
+    """Whether an arena's memory is page-locked, and known to a GPU driver; sizes in bytes.
 
     `policy` is what was asked for, `wanted_bytes` the arena's size, `locked_bytes` what is locked
     of it (all or nothing), `locked_before_bytes` what the process had locked already, `limit_bytes`
-    the limit (None: no limit), `refusal` why locking was refused, or None.
+    the limit (None: no limit), `refusal` why locking was refused, or None. `registered` tells
+    whether a driver has all of it, `registration_refusal` why not; None where it was not asked for.
     """
 
     policy: str
@@ -49,6 +51,8 @@ class LockReport:
     locked_before_bytes: int | None
     limit_bytes: int | None
     refusal: str | None
+    registered: bool = False
+    registration_refusal: str | None = None
 
     @property
     def locked(self) -> bool:
@@ -67,20 +71,42 @@ class SlotState(Enum):
 class _Memory:
     """What an arena shares with its slots; they do not refer to the arena, so no cycle keeps it."""
 
-    def __init__(self, nbytes: int, policy: str, *, debug: bool) -> None:
+    _registration: Registration | None = None
+
+    def __init__(
+        self, nbytes: int, policy: str, register: HostRegistrar | None, *, debug: bool
+    ) -> None:
         self.renew_locks()
         renew_locks_after_fork(self)
         self.debug = debug
         self.closed = False
+        self._locked = False
         self.mapping = map_anonymous(nbytes)
         try:
             self.report = _lock(self.mapping, policy)
+            self._locked = self.report.locked
+            # What a driver registers is made by that, and stays as it is.
+            if register is not None or are_huge_pages_at_hand(nbytes):
+                self.mapping.prefer_huge_pages()
+            if register is not None:
+                self._register(register, policy)
         except BaseException:
-            self.mapping.close()
+            self.close()
             raise
-        self._locked = self.report.locked
-        if are_huge_pages_at_hand(nbytes):
-            self.mapping.prefer_huge_pages()
+
+    def _register(self, registrar: HostRegistrar, policy: str) -> None:
+        self._registration = Registration(registrar, self.mapping)
+        refusal = self._registration.begin()
+        if refusal is None:
+            self.report = replace(self.report, registered=True)
+        elif policy == "require":
+            raise register_refused(self.mapping.nbytes, refusal)
+        else:
+            self.report = replace(self.report, registration_refusal="; ".join(refusal))
+
+    def __del__(self) -> None:
+        if self._registration is not None:  # dropped without close()
+            self._registration.end()
 
     def renew_locks(self) -> None:
         """Make new locks, as in a forked child."""
@@ -94,13 +120,22 @@ class _Memory:
             raise ClosedError(ErrorCode.ARENA_CLOSED, "the arena is closed", hint="make a new one")
 
     def close(self) -> bool:
-        """Unlock the pages and let them go; whether nothing points into them any more."""
+        """Unregister and unlock the pages, let them go; whether nothing points into them any more.
+
+        What is raised, as when the driver does not unregister them, is raised after that.
+        """
         self.closed = True
-        self.changed.notify_all()
-        if self._locked:
-            self.mapping.unlock()
-            self._locked = False
-        return self.mapping.close()
+        with self.lock:
+            self.changed.notify_all()
+        try:
+            if self._registration is not None:
+                self._registration.end()
+        finally:
+            if self._locked:
+                self.mapping.unlock()
+                self._locked = False
+            gone = self.mapping.close()
+        return gone
 
 
 class Slot:
@@ -207,9 +242,9 @@ class Slot:
     def prepare_for_direct_reads(self) -> None:
         """Have the slot's memory be in huge pages where the kernel gives them, see `Mapping`.
 
-        Small pages that an earlier fill has made are put together.
+        Small pages that an earlier fill has made are put together; not those that a driver has.
         """
-        if self._is_prepared:
+        if self._is_prepared or self.report.registered:
             return
         self._is_prepared = True
         self._shared.mapping.prefer_huge_pages()
@@ -261,11 +296,6 @@ class Lease:
         Raises `ClosedError` after that, `ArgumentError` for a range outside the slot.
         """
         return self._memory.view(begin, end)
-
-    @property
-    def buffer_alive(self) -> weakref.ref[Any]:
-        """What gives None once the lease is dropped and nothing points into its memory."""
-        return self._memory.buffer_alive
 
     @property
     def released(self) -> bool:
@@ -330,6 +360,12 @@ class PinnedArena(Closing):
     to a page. The arena owns the memory; leases and their views are lent out of it. Safe to use
     from several threads. A context manager.
 
+    `register` has a GPU driver know the memory, so that copies to the GPU run by themselves: all of
+    it at once, until the arena is closed or dropped; a forked child leaves that to its parent.
+    Refused, it is as with locking: "require" raises, the others go on, and
+    `report.registration_refusal` says why. Registering makes and locks every page by itself: with
+    `lock="off"` it is the only lock.
+
     `debug` makes `Lease.release` raise while an array points into its slot; it is on under
     `python -X dev`.
 
@@ -342,12 +378,14 @@ class PinnedArena(Closing):
         *,
         slots: int = 1,
         lock: LockPolicy = "prefer",
+        register: HostRegistrar | None = None,
         debug: bool | None = None,
     ) -> None:
         require_arena_arguments(slot_bytes, slots, lock)
+        require_registrar(register)
         stride = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
         debug = sys.flags.dev_mode if debug is None else debug
-        self._memory = _Memory(stride * slots, lock, debug=debug)
+        self._memory = _Memory(stride * slots, lock, register, debug=debug)
         self._gone = False
         self.report = self._memory.report
         self.slots = tuple(Slot(self._memory, n, n * stride, slot_bytes) for n in range(slots))
@@ -399,10 +437,11 @@ class PinnedArena(Closing):
             self._memory.changed.notify_all()
 
     def close(self) -> None:
-        """Unlock and give back the memory; every view of it ends. Again: no effect.
+        """Unregister, unlock and give back the memory; every view of it ends. Again: no effect.
 
         Raises `SlotError` while a slot is being filled, and `InUseError` when arrays still point
-        into the memory: it is unlocked all the same, and goes when they do.
+        into the memory: it is unlocked all the same, and goes when they do. `MemoryRefusedError`
+        when the driver does not unregister it: it is given back all the same.
         """
         finish_first(self._close)
 
