@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ class Bench:
             return seconds_of(lambda: sum(1 for _ in stream))
 
     def copying(self) -> float:
-        with self._stream() as stream:
+        with self._stream(self.layers[:1]) as stream:  # no other is staged beside the copies
             weights = next(stream).weights
             return seconds_of(lambda: self._copy_times(host_tensors(weights)))
 
@@ -154,8 +154,10 @@ class Bench:
         with self._stream() as stream:
             return seconds_of(lambda: self._upload(stream))
 
-    def _stream(self) -> KdaLayerStream:
-        return stream_kda_layers(self._checkpoint, slots=self._slots, register=self._register)
+    def _stream(self, layers: Iterable[int] | None = None) -> KdaLayerStream:
+        return stream_kda_layers(
+            self._checkpoint, layers=layers, slots=self._slots, register=self._register
+        )
 
     def _copy_times(self, sources: list[Any]) -> None:
         for _ in self.layers:

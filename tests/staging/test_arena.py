@@ -29,6 +29,7 @@ from kda_stream.staging.arena import SlotState
 PAGE_BYTES = resource.getpagesize()
 RunPython = Callable[..., Any]
 ANSWERED_SECONDS = 0.2  # a tenth is promised; the machine that runs this may be busy
+HEAP_BYTES = 2 * 1024**2  # what Python takes for itself meanwhile: it does so a MiB at a time
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 
 # Put before a script: what the kernel counts of this process, and its rights to lock memory.
@@ -114,8 +115,8 @@ print(json.dumps([grown, counted("VmSize") - before]))
     )
     grown, left = run_python(script)
     wanted = 2 * (33 * 1024**2 + 1)
-    assert wanted <= grown < wanted + 1024**2
-    assert left < 1024**2
+    assert wanted <= grown < wanted + HEAP_BYTES
+    assert left < HEAP_BYTES
 
 
 # --- locking --------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def test_require_raises_with_what_was_wanted_the_limit_and_the_remedy(
     assert "ulimit -l" in found["hint"]
     assert "\n" not in found["text"]
     assert found["locked_now"] == 0
-    assert found["space"] < 1024**2, "the memory was not given back"
+    assert found["space"] < HEAP_BYTES, "the memory was not given back"
 
 
 @pytest.mark.mlock
@@ -266,7 +267,7 @@ print(json.dumps([counted("VmLck") - before, counted("VmSize") - space]))
     )
     locked, space = run_python(script)
     assert locked == 0
-    assert space < 1024**2
+    assert space < HEAP_BYTES
 
 
 # --- slots ----------------------------------------------------------------------------------------
@@ -600,7 +601,7 @@ print(json.dumps({"caught": caught, "refused": refused,
         if found["refused"]:
             pytest.skip(f"this process may not lock so much: {found['refused']}")
         assert found["locked"] == 0
-        assert found["left"] < 1024**2
+        assert found["left"] < HEAP_BYTES
         delays.append(found["delay"])
         if delays[-1] < ANSWERED_SECONDS:
             break
