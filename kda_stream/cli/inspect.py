@@ -187,7 +187,7 @@ def _layer_rows(layers: Sequence[LayerFacts], files: list[str]) -> Iterator[str]
         f"in {len(used)} of {plural(len(files), 'shard')}",
     )
     yield from _family_rows(kda)
-    yield from row("shards", ", ".join(_place_text(layer, files) for layer in kda))
+    yield from row("shards", "layer:shard " + " ".join(_place_text(layer, files) for layer in kda))
     spanning = [layer for layer in kda if len(layer.kda_shards) > 1]
     yield from row(
         "spanning",
@@ -212,7 +212,7 @@ def _family_rows(kda: Sequence[LayerFacts]) -> Iterator[str]:
 
 def _place_text(layer: LayerFacts, files: list[str]) -> str:
     numbers = "+".join(str(files.index(file) + 1) for file in layer.kda_shards)
-    return f"{int(layer.index)} in {numbers}"
+    return f"{int(layer.index)}:{numbers}"
 
 
 def _spanning_text(layer: LayerFacts, files: list[str]) -> str:

@@ -35,7 +35,7 @@ def test_inspect_tells_the_facts_of_the_checkpoint(run: Run, small: Path) -> Non
         "6 layers of 43,312 bytes, 259,872 in all (259.872 kB), in 3 of 3 shards",
         "layer 2 in shards 1 + 2, layer 5 in shards 2 + 3",
         "  family    GLM5_NEXT (6 layers): GLM-5.3-Flash as published, and its NVFP4 build\n",
-        "  shards    0 in 1, 1 in 1, 2 in 1+2, 4 in 2, 5 in 2+3, 6 in 3\n",
+        "  shards    layer:shard 0:1 1:1 2:1+2 4:2 5:2+3 6:3\n",
         "  dtypes    BF16                 592,672 bytes in 155 tensors, 334,432 in 77 not KDA\n",
         "            F8_E4M3              175,104 bytes in 75 tensors, none KDA\n",
         "            F32                    3,708 bytes in 125 tensors, 2,076 in 113 not KDA\n",
@@ -111,10 +111,7 @@ def test_a_layer_s_family_and_where_it_lies_are_told_of_any_family(
         assert f"layer {layer} in shards {shards}" in text
 
 
-MANY_PLACES = (
-    "0 in 2, 1 in 1+2, 2 in 3, 4 in 1, 5 in 1+3, 6 in 2, 8 in 3, 9 in 2+3, 10 in 1, 12 in 2, "
-    "13 in 1+2 spanning"
-)
+MANY_PLACES = "layer:shard 0:2 1:1+2 2:3 4:1 5:1+3 6:2 8:3 9:2+3 10:1 12:2 13:1+2 spanning"
 
 
 @each_family
@@ -177,7 +174,7 @@ def test_layers_that_lie_in_one_shard_each_span_none(run: Run, tmp_path: Path) -
     write_checkpoint(tmp_path / "one", Layout(shards=1))
     stdout = run("inspect", tmp_path / "one").stdout
     assert "  spanning  no KDA layer lies in more than one shard\n" in stdout
-    assert "  shards    0 in 1, 1 in 1, 2 in 1, 4 in 1, 5 in 1, 6 in 1\n" in stdout
+    assert "  shards    layer:shard 0:1 1:1 2:1 4:1 5:1 6:1\n" in stdout
 
 
 def test_a_dtype_that_kda_layers_alone_have_is_told_so(run: Run, tmp_path: Path) -> None:
