@@ -39,12 +39,13 @@ def config_or_none(geometry: Geometry, *, knowing: bool) -> KdaConfig | None:
 
 
 def told_apart_by(family: Family, leaf: str) -> bool:
-    """Whether another family has the same other tensors, so that it is as near without this one."""
-    return (family.name, leaf) in {
-        ("KIMI_LINEAR", "A_log"),
-        ("LING_3", "o_proj.weight"),
-        ("LING_3_DENSE", "dense.weight"),
-    }
+    """Whether one that stands before it takes all its other tensors, so that it is as near."""
+    rest = {name: row for name, row in family.rows(UNEVEN).items() if name != leaf}
+    before = itertools.takewhile(lambda other: other is not family, WRITTEN_OUT.values())
+    return any(
+        (other.block, len(other.leaves)) == (family.block, len(family.leaves)) and other.takes(rest)
+        for other in before
+    )
 
 
 def refused(source: object, config: KdaConfig | None) -> BindError:
