@@ -274,6 +274,24 @@ def test_a_layer_without_attention_is_said_to_have_no_kda_block(
             assert (problem.expected_shape is not None) is knowing
 
 
+def test_a_bind_of_a_named_family_lists_all_that_is_missing_besides() -> None:
+    source = MemorySource()
+    source.put("mlp.gate_proj.weight", Stored("F32", (3,)))
+    config, said = (
+        kda_config(UNEVEN),
+        "layer 2 has no KDA block: its names are mlp.gate_proj.weight",
+    )
+    with pytest.raises(BindError) as named:
+        bind_kda_weights(config, 2, source)
+    assert named.value.what.startswith(
+        f"{said}; of GLM5_NEXT: self_attn.q_proj.weight is missing: expected BF16 [15, 24]; "
+    )
+    assert len(named.value.problems) == named.value.what.count("is missing") == 15
+    with pytest.raises(BindError) as auto:
+        bind_kda_weights(config, 2, source, family="auto")
+    assert auto.value.what == said
+
+
 @each_family
 def test_no_expected_shape_is_told_that_no_tensor_shows(family: Family) -> None:
     """dt_bias shows the width of all heads together; with o_norm beside it, how many there are."""
