@@ -293,11 +293,19 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
-    if home is None:
+    value = _family(name) if home is None else getattr(import_module(f".{home}", __name__), name)
+    if value is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{home}", __name__), name)
     globals()[name] = value
     return value
+
+
+def _family(name: str) -> KdaFamily | None:
+    """The family of that name; a new one needs no line here."""
+    if not name.isupper():
+        return None
+    families = import_module(".kda.families", __name__).FAMILIES
+    return next((family for family in families if family.name == name), None)
 
 
 def __dir__() -> list[str]:

@@ -231,6 +231,21 @@ def test_public_names_are_listed_once_and_known_to_type_checkers() -> None:
         assert getattr(home, name) is getattr(kda_stream, name), name
 
 
+def test_a_family_is_public_by_its_name_as_soon_as_it_is_in_the_table(
+    run_python: RunPython,
+) -> None:
+    script = """
+        import dataclasses, json
+        import kda_stream
+        from kda_stream.kda import families
+        mine = dataclasses.replace(families.GLM5_NEXT, name="MINE_2")
+        families.FAMILIES += (mine,)
+        others = [hasattr(kda_stream, name) for name in ("MINE_3", "mine_2", "BLOCKS")]
+        print(json.dumps([kda_stream.MINE_2 is mine, *others]))
+    """
+    assert run_python(script) == [True, False, False, False]
+
+
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = kda_stream.no_such_name

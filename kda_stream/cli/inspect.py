@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..errors import KdaStreamError, shown
+from ..kda.claims import short_list
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig
 from ..kda.families import FAMILIES
@@ -27,6 +27,7 @@ from .survey import (
 )
 
 Fact = TypeVar("Fact")
+Sums = dict[str, dict[str, int]]  # dtype to its tensors and bytes
 
 _MARKS: Final = {
     AttnBlockKind.KDA.value: "K",
@@ -53,9 +54,10 @@ def inspect_path(path: str) -> Result:
     """Tell what the checkpoint at `path` holds; raises what `open_checkpoint` does.
 
     The facts: `path`, `shards` (file, tensors, bytes), `tensors`, `tensor_bytes`, `file_bytes`,
-    `prefix`, `geometry`, `layers` (how many of each kind), `layer_details` (index, kind, is_mtp,
-    is_broken_kda, kda_bytes, kda_shards), `kda_bytes`, `dtypes` (tensors and bytes of each) and
-    `notes`. What is not known is null or empty, and a note says why.
+    `prefix`, `geometry`, `layers` (how many of each kind), `layer_details` (index, kind, family,
+    is_mtp, is_broken_kda, kda_bytes, kda_shards), `kda_bytes`, `dtypes` (tensors and bytes of
+    each), `other_dtypes` (the same without the KDA tensors of KDA layers) and `notes`. What is not
+    known is null or empty, and a note says why.
     """
     with open_checkpoint(path) as checkpoint:
         known = _look(checkpoint)
@@ -69,7 +71,8 @@ class _Known:
     prefix: str | None
     layers: tuple[LayerFacts, ...]
     config: KdaConfig | None
-    dtypes: dict[str, dict[str, int]]
+    dtypes: Sums
+    other_dtypes: Sums
     notes: list[str]
 
 
@@ -92,7 +95,16 @@ def _look(checkpoint: Checkpoint) -> _Known:
         *(f"not known: {', '.join(what)}: {reason}" for reason, what in unknown.items()),
         *_broken_notes(layers),
     ]
-    return _Known(prefix, layers, config, _dtypes(checkpoint), notes)
+    kda = frozenset(name for layer in layers if layer.is_kda for name in layer.kda_tensors)
+    others = (name for name in checkpoint if name not in kda)
+    return _Known(
+        prefix,
+        layers,
+        config,
+        _dtypes(checkpoint, checkpoint),
+        _dtypes(checkpoint, others),
+        notes,
+    )
 
 
 def _broken_notes(layers: Sequence[LayerFacts]) -> Iterator[str]:
@@ -121,14 +133,15 @@ def _facts(checkpoint: Checkpoint, known: _Known) -> dict[str, Any]:
         "layer_details": [layer.json() for layer in known.layers],
         "kda_bytes": sum(layer.kda_bytes for layer in known.layers if layer.is_kda),
         "dtypes": known.dtypes,
+        "other_dtypes": known.other_dtypes,
         "notes": known.notes,
     }
 
 
-def _dtypes(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
-    """Dtype -> its tensors and bytes, the one with most bytes first."""
-    found: dict[str, dict[str, int]] = {}
-    for name in checkpoint:
+def _dtypes(checkpoint: Checkpoint, names: Iterable[str]) -> Sums:
+    """The dtypes of these tensors, the one with most bytes first."""
+    found: Sums = {}
+    for name in names:
         info = checkpoint.info(name)
         sums = found.setdefault(info.dtype, {"tensors": 0, "bytes": 0})
         sums["tensors"] += 1
@@ -151,7 +164,7 @@ def _lines(checkpoint: Checkpoint, known: _Known) -> list[str]:
         *row("prefix", "not known" if known.prefix is None else shown(known.prefix) + "N."),
         *row("geometry", "not known" if known.config is None else geometry_text(known.config)),
         *_layer_rows(known.layers, list(checkpoint.shards)),
-        *_dtype_rows(known.dtypes),
+        *_dtype_rows(known),
         *note_rows(known.notes),
     ]
 
@@ -173,9 +186,8 @@ def _layer_rows(layers: Sequence[LayerFacts], files: list[str]) -> Iterator[str]
         f"{plural(len(kda), 'layer')} of {each} bytes, {total:,} in all ({size(total)}), "
         f"in {len(used)} of {plural(len(files), 'shard')}",
     )
-    counts = Counter(layer.family or "none" for layer in kda)
-    yield from row("family", ", ".join(_family_text(name, counts) for name in counts))
-    yield from row("shards", ", ".join(_place_text(layer, files) for layer in kda))
+    yield from _family_rows(kda)
+    yield from row("shards", "layer:shard " + " ".join(_place_text(layer, files) for layer in kda))
     spanning = [layer for layer in kda if len(layer.kda_shards) > 1]
     yield from row(
         "spanning",
@@ -184,14 +196,23 @@ def _layer_rows(layers: Sequence[LayerFacts], files: list[str]) -> Iterator[str]
     )
 
 
-def _family_text(name: str, counts: Counter[str]) -> str:
-    about = {family.name: f": {family.about}" for family in FAMILIES}.get(name, "")
-    return f"{name} ({plural(counts[name], 'layer')}){about}"
+def _family_rows(kda: Sequence[LayerFacts]) -> Iterator[str]:
+    """A row for each family, and with several of them which layers are of it."""
+    about = {family.name: family.about for family in FAMILIES}
+    found: dict[str | None, list[int]] = {}
+    for layer in kda:
+        found.setdefault(layer.family, []).append(int(layer.index))
+    for at, (name, numbers) in enumerate(found.items()):
+        which = plural(len(numbers), "layer")
+        if len(found) > 1:
+            which = f"layer{'s' if len(numbers) > 1 else ''} {short_list(numbers)}"
+        told = "what is wrong: `kda-stream verify`" if name is None else about[name]
+        yield from row("" if at else "family", f"{name or 'none'} ({which}): {told}")
 
 
 def _place_text(layer: LayerFacts, files: list[str]) -> str:
     numbers = "+".join(str(files.index(file) + 1) for file in layer.kda_shards)
-    return f"{int(layer.index)} in {numbers}"
+    return f"{int(layer.index)}:{numbers}"
 
 
 def _spanning_text(layer: LayerFacts, files: list[str]) -> str:
@@ -216,13 +237,26 @@ def _strip(layers: Sequence[LayerFacts]) -> Iterator[str]:
     yield f"{'':12}{legend}"
 
 
-def _dtype_rows(dtypes: dict[str, dict[str, int]]) -> Iterator[str]:
-    for number, (dtype, sums) in enumerate(dtypes.items()):
+def _dtype_rows(known: _Known) -> Iterator[str]:
+    for number, (dtype, sums) in enumerate(known.dtypes.items()):
         label = "" if number else "dtypes"
         if number == _ITEMS_MAX:
-            yield from row(label, f"and {len(dtypes) - number} more")
+            yield from row(label, f"and {len(known.dtypes) - number} more")
             return
         yield from row(
             label,
-            f"{dtype:8} {sums['bytes']:>19,} bytes in {plural(sums['tensors'], 'tensor')}",
+            f"{dtype:8} {sums['bytes']:>19,} bytes in {plural(sums['tensors'], 'tensor')}"
+            + _other_text(known, dtype),
         )
+
+
+def _other_text(known: _Known, dtype: str) -> str:
+    """How much of a dtype is of no KDA layer, in a checkpoint that has some."""
+    others = known.other_dtypes.get(dtype)
+    if known.other_dtypes == known.dtypes:
+        return ""
+    if others is None:
+        return ", all KDA"
+    if others == known.dtypes[dtype]:
+        return ", none KDA"
+    return f", {others['bytes']:,} in {others['tensors']:,} not KDA"

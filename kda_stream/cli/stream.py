@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,12 +110,12 @@ def stream_path(
 ) -> Result:
     """Stream the KDA layers of the checkpoint at `path`; `watch` is shown each of them.
 
-    The facts: `path`, `layers` (how many), `layer_numbers` (in order), `bytes`, `seconds`,
-    `bytes_per_second`, `reads` (how many layers by the way they were read), `notes`, `slots`,
-    `slot_bytes`, `peak_anonymous_bytes` (the most resident at any layer), `peak_resident_bytes`
-    (the most of any kind at any time; both null where the system does not count them) and `lock`
-    (as `LockReport`, of locking alone). Raises what `open_checkpoint`, `stream_kda_layers` and the
-    stream do.
+    The facts: `path`, `layers` (how many), `layer_numbers` (in order), `families` (of how many
+    layers each), `bytes`, `seconds`, `bytes_per_second`, `reads` (how many layers by the way they
+    were read), `notes`, `slots`, `slot_bytes`, `peak_anonymous_bytes` (the most resident at any
+    layer), `peak_resident_bytes` (the most of any kind at any time; both null where the system does
+    not count them) and `lock` (as `LockReport`, of locking alone). Raises what `open_checkpoint`,
+    `stream_kda_layers` and the stream do.
     """
     with open_checkpoint(path) as checkpoint:
         stream = stream_kda_layers(
@@ -128,18 +129,21 @@ def stream_path(
             alignment=alignment,
         )
         anonymous_bytes = memory_use().anonymous_bytes
+        families: Counter[str] = Counter()
         with stream:
             for layer in stream:
                 watch(layer, stream)
+                families[layer.report.family] += 1
                 if anonymous_bytes is not None:
                     anonymous_bytes = max(anonymous_bytes, memory_use().anonymous_bytes or 0)
             report = stream.report
-        return _told(path, stream.layers, report, anonymous_bytes)
+        return _told(path, stream.layers, families, report, anonymous_bytes)
 
 
 def _told(
     path: str,
     layers: Sequence[int],
+    families: Counter[str],
     report: StreamReport,
     peak_anonymous_bytes: int | None,
 ) -> Result:
@@ -151,6 +155,7 @@ def _told(
             "streamed",
             f"{plural(report.layers, 'KDA layer')}, {exact_size(report.bytes)}",
         ),
+        *row("family", ", ".join(f"{name} ({n:,})" for name, n in families.items())),
         *row(
             "time",
             f"{report.seconds:.3f} s, {rate / 1e9:.3f} GB/s, {_reads_text(report)}",
@@ -163,6 +168,7 @@ def _told(
         "path": path,
         "layers": report.layers,
         "layer_numbers": [int(number) for number in layers],
+        "families": dict(families),
         "bytes": report.bytes,
         "seconds": report.seconds,
         "bytes_per_second": rate,

@@ -21,16 +21,18 @@ LABELS: Final = (*(kind.value for kind in AttnBlockKind), MTP)
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """One layer: its kind, and for a KDA layer the bytes of its KDA tensors and their shard files.
+    """One layer: its kind, and for a KDA layer its KDA tensors, their bytes and their shard files.
 
-    `family` is the name of the one that it is exactly a block of, at the geometry that it has; None
-    for any other. `is_broken_kda`: an UNKNOWN one with names that only a KDA layer has.
+    `kda_tensors` are full names. `family` is the name of the one that it is exactly a block of, at
+    the geometry that it has; None for any other. `is_broken_kda`: an UNKNOWN one with names that
+    only a KDA layer has.
     """
 
     index: LayerIndex
     kind: AttnBlockKind
     family: str | None
     is_broken_kda: bool
+    kda_tensors: tuple[str, ...]
     kda_bytes: int
     kda_shards: tuple[str, ...]
 
@@ -67,14 +69,15 @@ def _facts(checkpoint: Checkpoint, index: LayerIndex) -> LayerFacts:
     names = source.names()
     kind = classify_attn_block(names, FAMILIES)
     if kind is not AttnBlockKind.KDA:
-        return LayerFacts(index, kind, None, is_broken_kda_block(names), 0, ())
+        return LayerFacts(index, kind, None, is_broken_kda_block(names), (), 0, ())
     known = {name for family in FAMILIES for name in family.names}
-    full = [source.prefix + name for name in names if name in known]
+    full = tuple(source.prefix + name for name in names if name in known)
     return LayerFacts(
         index,
         kind,
         _family_name(source),
         False,
+        full,
         sum(checkpoint.info(name).nbytes for name in full),
         tuple(sorted({checkpoint.shard_of(name).file_name for name in full})),
     )

@@ -126,7 +126,7 @@ def check_kda_block(
         layer = _Layer.of(source, (*BLOCKS, chosen.block))
         problems = layer.problems(chosen, config, layer_idx, chosen.block)
     if problems:
-        raise _refusal(layer_idx, layer, chosen, config, problems)
+        raise _refusal(layer_idx, layer, chosen, config, problems, is_asked=family != "auto")
     attention = [name for name in layer.names if name.startswith(chosen.block)]
     found = {spec.name: layer.tensors[spec.name] for spec in chosen.tensors}
     return CheckedBlock(
@@ -164,7 +164,7 @@ def identify_block(
     family, chosen, problems = layer.nearest(configs, layer_idx)
     if problems:
         told = _without_guesses(problems, family, geometries[family])
-        raise _refusal(layer_idx, layer, family, chosen, told)
+        raise _refusal(layer_idx, layer, family, chosen, told, is_asked=False)
     return family, chosen
 
 
@@ -341,16 +341,20 @@ def _refusal(
     family: KdaFamily,
     config: KdaConfig,
     problems: list[BindProblem],
+    *,
+    is_asked: bool,
 ) -> BindError:
+    """The refusal of a layer; `is_asked` says whether the caller named the family."""
     is_dsa = classify_attn_block(layer.names) is AttnBlockKind.DSA
     number = f"layer {layer_idx}" if layer_idx >= 0 else "the layer"
     if is_dsa:
         what = f"{number} is a DSA block, not a KDA block"
     elif set(layer.names).isdisjoint((*KDA_SIGNS, *family.signs)):
         names = listed(sorted(layer.tensors or layer.names))
-        what = (
-            f"{number} has no KDA block: {f'its names are {names}' if names else 'it has no names'}"
-        )
+        has = f"its names are {names}" if names else "it has no names"
+        what = f"{number} has no KDA block: {has}"
+        if is_asked:
+            what += f"; of {family}: {_told(problems)}"
     else:
         what = f"{number} is not exactly a KDA block of {family}: {_told(problems)}"
     places = [tensor.place for tensor in layer.tensors.values() if tensor is not None]

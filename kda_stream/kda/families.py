@@ -130,7 +130,14 @@ LING_3_DENSE: Final = replace(
     ),
 )
 
-FAMILIES: Final = (*(GLM5_NEXT, GLM5_NEXT_F32_CONV, KIMI_LINEAR, KIMI_K3, LING_3, LING_3_DENSE),)
+FAMILIES: Final = (
+    GLM5_NEXT,
+    GLM5_NEXT_F32_CONV,
+    KIMI_LINEAR,
+    KIMI_K3,
+    LING_3,
+    LING_3_DENSE,
+)
 """Every family that is known, the default one first."""
 
 BLOCKS: Final = tuple(dict.fromkeys(family.block for family in FAMILIES))

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from cli.running import EditConfig, Rewrite, Run
+from support.checkpoints import UNEVEN
+from support.families import FAMILIES, Family, write_family
 
+import kda_stream
+from kda_stream import open_checkpoint
+from kda_stream.checkpoint.header import TensorInfo
 from kda_stream.testing import DSA, KDA, Layout, write_checkpoint
+
+each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 
 
 def test_inspect_tells_the_facts_of_the_checkpoint(run: Run, small: Path) -> None:
@@ -25,9 +34,11 @@ def test_inspect_tells_the_facts_of_the_checkpoint(run: Run, small: Path) -> Non
         "K KDA   D DSA   M MTP",
         "6 layers of 43,312 bytes, 259,872 in all (259.872 kB), in 3 of 3 shards",
         "layer 2 in shards 1 + 2, layer 5 in shards 2 + 3",
-        "  dtypes    BF16                 592,672 bytes in 155 tensors\n",
-        "            F8_E4M3              175,104 bytes in 75 tensors\n",
-        "            F32                    3,708 bytes in 125 tensors\n",
+        "  family    GLM5_NEXT (6 layers): GLM-5.3-Flash as published, and its NVFP4 build\n",
+        "  shards    layer:shard 0:1 1:1 2:1+2 4:2 5:2+3 6:3\n",
+        "  dtypes    BF16                 592,672 bytes in 155 tensors, 334,432 in 77 not KDA\n",
+        "            F8_E4M3              175,104 bytes in 75 tensors, none KDA\n",
+        "            F32                    3,708 bytes in 125 tensors, 2,076 in 113 not KDA\n",
     ):
         assert fact in ran.stdout
 
@@ -77,6 +88,99 @@ def test_93_layers_fit_one_screen_and_the_rulers_count_on(run: Run, tmp_path: Pa
     strips = [line.strip() for line in lines if re.fullmatch("[KD]+", line.strip())]
     assert strips == ["KKKD" * 20, "KKKD" * 3 + "K"]
     assert any(line.split() == ["80", "90"] for line in lines)
+
+
+@each_family
+def test_a_layer_s_family_and_where_it_lies_are_told_of_any_family(
+    run: Run, tmp_path: Path, family: Family
+) -> None:
+    """Layers 1 and 5 lie in two shards each; the numbers of layers take two digits."""
+    written = write_family(tmp_path / "written", family, UNEVEN, layers=14)
+    table = getattr(kda_stream, family.name)
+    ran = run("inspect", written.folder)
+    assert ran.status == 0
+    assert f"  prefix    {written.prefix}N.\n" in ran.stdout
+    assert "geometry  hidden 24, 3 heads of 5, conv kernel 3\n" in ran.stdout
+    other = "D" if family.name.startswith("GLM") else "?"
+    strip = f"KKK{other}" * 3 + "KK"
+    assert f"            0         10\n            {strip}\n" in ran.stdout
+    text = " ".join(ran.stdout.split())
+    assert f" family {family.name} (11 layers): {table.about} shards " in text
+    assert f" {MANY_PLACES} " in text
+    for layer, shards in ((1, "1 + 2"), (5, "1 + 3"), (9, "2 + 3"), (13, "1 + 2")):
+        assert f"layer {layer} in shards {shards}" in text
+
+
+MANY_PLACES = "layer:shard 0:2 1:1+2 2:3 4:1 5:1+3 6:2 8:3 9:2+3 10:1 12:2 13:1+2 spanning"
+
+
+@each_family
+def test_a_family_as_json_has_each_layer_s_shards_and_what_else_there_is(
+    run: Run, tmp_path: Path, family: Family
+) -> None:
+    written = write_family(tmp_path / "written", family, UNEVEN, layers=8)
+    found = run("inspect", written.folder, "--json").json
+    with open_checkpoint(written.folder) as checkpoint:
+        infos = {name: checkpoint.info(name) for name in checkpoint}
+        places = {name: checkpoint.shard_of(name).file_name for name in checkpoint}
+    kda = {
+        name for n in written.kda_layers for name in family.tensors(UNEVEN, f"{written.prefix}{n}.")
+    }
+    for layer in found["layer_details"]:
+        is_kda = layer["index"] in written.kda_layers
+        own = {n for n in kda if n.startswith(f"{written.prefix}{layer['index']}.")}
+        assert bool(own) is is_kda
+        assert layer["family"] == (family.name if is_kda else None)
+        assert layer["kda_bytes"] == sum(infos[name].nbytes for name in own)
+        assert layer["kda_shards"] == sorted({places[name] for name in own})
+    assert found["dtypes"] == sums(infos.values())
+    assert found["other_dtypes"] == sums(info for name, info in infos.items() if name not in kda)
+
+
+def sums(infos: Iterable[TensorInfo]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for info in infos:
+        one = found.setdefault(info.dtype, {"tensors": 0, "bytes": 0})
+        one["tensors"] += 1
+        one["bytes"] += info.nbytes
+    return found
+
+
+def test_of_layers_of_two_families_it_is_told_which_are_of_which(run: Run, tmp_path: Path) -> None:
+    glm, f32_conv = FAMILIES["GLM5_NEXT"], FAMILIES["GLM5_NEXT_F32_CONV"]
+    written = write_family(tmp_path / "two", (glm, f32_conv, f32_conv), UNEVEN, layers=12)
+    ran = run("inspect", written.folder)
+    assert "KKKDKKKDKKKD" in ran.stdout
+    assert "  family    GLM5_NEXT (layers 0, 4, 8): GLM-5.3-Flash as published" in ran.stdout
+    assert "\n            GLM5_NEXT_F32_CONV (layers 1-2, 5-6, 9-10): builds of " in ran.stdout
+    assert "9 layers of 4,156 to 4,426 bytes, 39,024 in all" in ran.stdout
+    found = run("inspect", written.folder, "--json").json
+    families = {layer["index"]: layer["family"] for layer in found["layer_details"]}
+    assert families == dict.fromkeys((3, 7, 11)) | {
+        n: family.name for n, family in written.families.items()
+    }
+
+
+def test_a_kda_layer_that_is_exactly_of_no_family_is_told_so(run: Run, rewritten: Rewrite) -> None:
+    cast = f"{Layout().prefix}4.self_attn.A_log"
+    path = rewritten(lambda t: t._replace(dtype="F16") if t.name == cast else t)
+    ran = run("inspect", path)
+    assert "  family    GLM5_NEXT (layers 0-2, 5-6): " in ran.stdout
+    assert "            none (layer 4): what is wrong: `kda-stream verify`\n" in ran.stdout
+    assert run("inspect", path, "--json").json["layer_details"][4]["family"] is None
+
+
+def test_layers_that_lie_in_one_shard_each_span_none(run: Run, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "one", Layout(shards=1))
+    stdout = run("inspect", tmp_path / "one").stdout
+    assert "  spanning  no KDA layer lies in more than one shard\n" in stdout
+    assert "  shards    layer:shard 0:1 1:1 2:1 4:1 5:1 6:1\n" in stdout
+
+
+def test_a_dtype_that_kda_layers_alone_have_is_told_so(run: Run, tmp_path: Path) -> None:
+    written = write_family(tmp_path / "k3", FAMILIES["KIMI_K3"], UNEVEN, layers=4)
+    stdout = run("inspect", written.folder).stdout
+    assert re.search(r" F32 +3,396 bytes in 18 tensors, all KDA$", stdout, re.MULTILINE)
 
 
 def test_without_a_config_it_says_what_is_not_known(run: Run, copied: Path) -> None:

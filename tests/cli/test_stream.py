@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from cli.running import COMMAND, Rewrite, Run
-from support.checkpoints import Geometry
+from support.checkpoints import UNEVEN, Geometry
 from support.checkpoints import write_checkpoint as write_sparse
+from support.families import FAMILIES, write_family
 
 from kda_stream import KdaConfig, kda_slot_bytes
 from kda_stream.testing import GEOMETRY, Layout
@@ -53,6 +54,16 @@ def test_every_kda_layer_is_streamed_and_told(run: Run, small: Path) -> None:
     assert "GB/s, 6 layers mapped\n" in ran.stdout
     assert "2 slots of 106.288 kB; peak " in ran.stdout
     assert "locked    yes, " in ran.stdout or "locked    no: " in ran.stdout
+
+
+def test_with_auto_it_is_told_of_which_families_the_layers_were(run: Run, tmp_path: Path) -> None:
+    families = (FAMILIES["GLM5_NEXT"], FAMILIES["GLM5_NEXT_F32_CONV"], FAMILIES["GLM5_NEXT"])
+    written = write_family(tmp_path / "two", families, UNEVEN, layers=8)
+    ran = run("stream", written.folder, "--family", "auto")
+    assert "  family    GLM5_NEXT (4), GLM5_NEXT_F32_CONV (2)\n" in ran.stdout
+    found = run("stream", written.folder, "--family", "auto", "--json").json
+    assert found["families"] == {"GLM5_NEXT": 4, "GLM5_NEXT_F32_CONV": 2}
+    assert run("stream", written.folder, "--json").status == 1
 
 
 def test_elsewhere_than_on_a_terminal_progress_is_one_line_at_the_end(

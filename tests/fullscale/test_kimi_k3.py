@@ -7,6 +7,7 @@ the replica's writer is its own judge.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -167,8 +168,12 @@ def test_inspect_finds_69_kda_layers_and_takes_no_mla_layer_for_one(checkpoint_p
     assert (answer["prefix"], len(answer["shards"])) == (PREFIX, 96)
     assert answer["layers"] == {"KDA": 69, "DSA": 0, "UNKNOWN": 24, "MTP": 0}
     assert answer["kda_bytes"] == 69 * LAYER_BYTES == 61_258_257_408
+    files = [shard["file"] for shard in answer["shards"]]
     for layer in answer["layer_details"]:
         is_kda = layer["index"] in kda_layers()
+        assert layer["family"] == ("KIMI_K3" if is_kda else None)
+        assert bool(layer["kda_shards"]) is is_kda
+        assert set(layer["kda_shards"]) <= set(files)
         assert layer["kind"] == ("KDA" if is_kda else "UNKNOWN")
         assert layer["kda_bytes"] == (LAYER_BYTES if is_kda else 0)
         assert not layer["is_broken_kda"]
@@ -178,6 +183,35 @@ def test_verify_finds_no_problem_in_69_layers_of_kimi_k3(checkpoint_path: Path) 
     answer = command_json("verify", str(checkpoint_path), "--family", "auto")
     assert (answer["sound"], answer["problems"]) == (True, [])
     assert (answer["kda_layers_bound"], answer["families"]) == (69, {"KIMI_K3": 69})
+
+
+def test_inspect_shows_all_of_it_on_one_screen(checkpoint_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kda_stream.cli", "inspect", str(checkpoint_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 24
+    assert f"{'':12}{'KKK?' * 20}" in lines
+    assert f"{'':12}{'KKK?' * 3}?" in lines
+    assert "  family    KIMI_K3 (69 layers): Kimi-K3, and its dequantised export" in lines
+    assert any("69 layers of 887,800,832 bytes, 61,258,257,408 in all" in line for line in lines)
+    assert re.search(r"spanning  layer \d+ in shards \d+ \+ \d+, ", done.stdout)
+    other = 93 + 24 * 5  # a norm in each layer, and an MLA layer's tensors
+    assert re.search(
+        rf"BF16 .* bytes in {69 * 8 + other} tensors, .* in {other} not KDA", done.stdout
+    )
+    assert re.search(rf"F32 .* bytes in {69 * 6} tensors, all KDA", done.stdout)
+
+
+def test_the_command_streams_69_layers_of_kimi_k3(checkpoint_path: Path) -> None:
+    answer = command_json("stream", str(checkpoint_path), "--family", "auto", "--lock", "off")
+    assert (answer["layers"], answer["families"]) == (69, {"KIMI_K3": 69})
+    assert answer["layer_numbers"] == kda_layers()
+    assert answer["bytes"] == 61_258_257_408
+    assert answer["slot_bytes"] <= SLOT_BYTES
 
 
 def test_every_layer_streams_in_order_with_all_of_its_bytes(streamed: dict[str, Any]) -> None:

@@ -103,8 +103,6 @@ def test_kinds_are_strings_and_pickle() -> None:
 # --- of all families ------------------------------------------------------------------------------
 
 each_family = pytest.mark.parametrize("family", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
-FIFTEEN = {"GLM5_NEXT", "GLM5_NEXT_F32_CONV", "KIMI_LINEAR"}
-"""The families whose names are those of the contract."""
 
 
 def names_of(family: Family) -> list[str]:
@@ -113,8 +111,9 @@ def names_of(family: Family) -> list[str]:
 
 @each_family
 def test_only_the_fifteen_names_are_a_kda_block_unless_families_are_given(family: Family) -> None:
-    expected = AttnBlockKind.KDA if family.name in FIFTEEN else AttnBlockKind.UNKNOWN
     names = names_of(family)
+    is_default = set(names).issuperset(KDA_NAMES)
+    expected = AttnBlockKind.KDA if is_default else AttnBlockKind.UNKNOWN
     assert classify_attn_block(names) is expected
     assert classify_attn_block(names, [GLM5_NEXT]) is expected
     assert classify_attn_block(names, FAMILIES) is AttnBlockKind.KDA
@@ -125,8 +124,8 @@ def test_only_the_fifteen_names_are_a_kda_block_unless_families_are_given(family
 @each_family
 def test_it_is_a_block_of_the_families_given_and_of_no_other(family: Family) -> None:
     for asked in FAMILIES:
-        same = asked.name == family.name or {asked.name, family.name} <= FIFTEEN
-        expected = AttnBlockKind.KDA if same else AttnBlockKind.UNKNOWN
+        has_all = set(names_of(family)).issuperset(names_of(WRITTEN_OUT[asked.name]))
+        expected = AttnBlockKind.KDA if has_all else AttnBlockKind.UNKNOWN
         assert classify_attn_block(names_of(family), [asked]) is expected
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from conftest import RunPython
 from support.checkpoints import Geometry, dsa_block
 from support.families import ALL_FIELDS
 from support.families import FAMILIES as WRITTEN_OUT
@@ -184,7 +186,7 @@ def test_a_mark_says_what_is_not_known() -> None:
 
 
 def test_families_of_which_no_header_was_seen_say_so_as_a_whole() -> None:
-    unverified = {family.name: bool(family.unverified) for family in FAMILIES}
+    unverified = {name: bool(family.unverified) for name, (family, *_) in TABLES.items()}
     assert unverified == {
         "GLM5_NEXT": False,
         "GLM5_NEXT_F32_CONV": False,
@@ -217,8 +219,8 @@ def test_the_default_table_is_kda_tensors_itself() -> None:
     assert FAMILIES[0] is GLM5_NEXT
 
 
-def test_there_are_six_families_each_under_its_name() -> None:
-    assert [family.name for family in FAMILIES] == list(TABLES)
+def test_every_family_is_public_under_its_name_and_written_out_for_tests() -> None:
+    assert [family.name for family in FAMILIES] == list(WRITTEN_OUT)
     for family in FAMILIES:
         assert getattr(kda_stream, family.name) is family
         assert str(family) == f"{family}" == family.name
@@ -413,6 +415,46 @@ def test_one_more_family_is_one_more_table_and_nothing_else() -> None:
     assert set(report.lacking) == {"f_a", "f_b", "g_a", "g_b"}
     assert report.self_attn_seen == 13
     weights.release()
+
+
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+ADD_NEW_MODEL = """
+    import json, pathlib, re, sys, textwrap
+    from kda_stream.kda import families
+
+    text = pathlib.Path(sys.argv[1]).read_text()
+    (table,) = re.findall(r"```python(.*?)```", text, re.DOTALL)
+    exec(textwrap.dedent(table), families.__dict__)
+    families.FAMILIES += (families.NEW_MODEL,)
+
+    import kda_stream
+    from kda_stream.cli.command import main
+    from kda_stream.testing import Replica, write_replica
+
+    config = kda_stream.KdaConfig(hidden=24, heads=3, head_dim=70, conv_kernel=4)
+    replica = Replica(kda_stream.NEW_MODEL, config, 4, (0, 2), (), 2)
+    a, b = (write_replica(sys.argv[2] + name, replica) for name in "ab")
+    statuses = [
+        main([command, *map(str, paths), *options, "--json"])
+        for command, paths, options in (
+            ("inspect", [a], []),
+            ("verify", [a], ["--payload", "--family", "new_model"]),
+            ("verify", [a], ["--family", "auto"]),
+            ("stream", [a], ["--family", "auto"]),
+            ("diff", [a, b], ["--payload"]),
+        )
+    ]
+    with kda_stream.open_checkpoint(a) as checkpoint:
+        found = kda_stream.identify_family(checkpoint.layer(2)).name
+    print(json.dumps([found, statuses]))
+"""
+
+
+def test_the_family_that_contributing_shows_is_taken_by_all_of_the_library(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    found = run_python(ADD_NEW_MODEL, CONTRIBUTING, f"{tmp_path}/")
+    assert found == ["NEW_MODEL", [0, 0, 0, 0, 0]]
 
 
 @each_family

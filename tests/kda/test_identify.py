@@ -39,12 +39,13 @@ def config_or_none(geometry: Geometry, *, knowing: bool) -> KdaConfig | None:
 
 
 def told_apart_by(family: Family, leaf: str) -> bool:
-    """Whether another family has the same other tensors, so that it is as near without this one."""
-    return (family.name, leaf) in {
-        ("KIMI_LINEAR", "A_log"),
-        ("LING_3", "o_proj.weight"),
-        ("LING_3_DENSE", "dense.weight"),
-    }
+    """Whether one that stands before it takes all its other tensors, so that it is as near."""
+    rest = {name: row for name, row in family.rows(UNEVEN).items() if name != leaf}
+    before = itertools.takewhile(lambda other: other is not family, WRITTEN_OUT.values())
+    return any(
+        (other.block, len(other.leaves)) == (family.block, len(family.leaves)) and other.takes(rest)
+        for other in before
+    )
 
 
 def refused(source: object, config: KdaConfig | None) -> BindError:
@@ -271,6 +272,24 @@ def test_a_layer_without_attention_is_said_to_have_no_kda_block(
     for problem in error.problems:
         if problem.kind is ProblemKind.MISSING:
             assert (problem.expected_shape is not None) is knowing
+
+
+def test_a_bind_of_a_named_family_lists_all_that_is_missing_besides() -> None:
+    source = MemorySource()
+    source.put("mlp.gate_proj.weight", Stored("F32", (3,)))
+    config, said = (
+        kda_config(UNEVEN),
+        "layer 2 has no KDA block: its names are mlp.gate_proj.weight",
+    )
+    with pytest.raises(BindError) as named:
+        bind_kda_weights(config, 2, source)
+    assert named.value.what.startswith(
+        f"{said}; of GLM5_NEXT: self_attn.q_proj.weight is missing: expected BF16 [15, 24]; "
+    )
+    assert len(named.value.problems) == named.value.what.count("is missing") == 15
+    with pytest.raises(BindError) as auto:
+        bind_kda_weights(config, 2, source, family="auto")
+    assert auto.value.what == said
 
 
 @each_family

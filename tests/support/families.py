@@ -20,6 +20,7 @@ from .checkpoints import (
     DTYPE_BYTES,
     FIELD_LEAVES,
     GLM_PREFIX,
+    UNEVEN,
     Geometry,
     Stored,
     dsa_block,
@@ -114,6 +115,16 @@ class Family:
     def stored_as(self, dtypes: Mapping[str, str]) -> Family:
         """The family with some leaves stored in another dtype."""
         return replace(self, dtypes={**self.dtypes, **dtypes})
+
+    def takes(self, rows: Mapping[str, Stored]) -> bool:
+        """Whether each of these leaves is one of its tensors, at `UNEVEN`, as it accepts it."""
+        own = self.rows(UNEVEN)
+        return all(
+            leaf in own
+            and row.shape == own[leaf].shape
+            and row.dtype in (own[leaf].dtype, self.also.get(leaf))
+            for leaf, row in rows.items()
+        )
 
     def rows(self, geometry: Geometry) -> dict[str, Stored]:
         """The dtype and shape of each tensor of a block, by leaf."""
@@ -319,7 +330,14 @@ LING_3_DENSE: Final = replace(
 
 FAMILIES: Final = {
     family.name: family
-    for family in (GLM5_NEXT, GLM5_NEXT_F32_CONV, KIMI_LINEAR, KIMI_K3, LING_3, LING_3_DENSE)
+    for family in (
+        GLM5_NEXT,
+        GLM5_NEXT_F32_CONV,
+        KIMI_LINEAR,
+        KIMI_K3,
+        LING_3,
+        LING_3_DENSE,
+    )
 }
 
 
