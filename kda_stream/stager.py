@@ -105,6 +105,11 @@ class Stager(Generic[Item, Staged]):
         while not self.ended:
             self.wait_for_bell()
 
+    def finish_if_stopping(self) -> None:
+        """Wait for the thread, if its stream was dropped and has told it to end."""
+        if self.stopping:
+            self.stop()
+
     # the thread's side
 
     def free_slot(self) -> Slot | None:

@@ -152,6 +152,7 @@ class KdaLayerStream(Closing):
         )
         fill = partial(_bind_next, self._config, self._alignment)
         self._stager = Stager(self._blocks, fill, arena, self._choice)
+        self._checkpoint.add_reader(self._stager)
         try:
             self._stager.start()
         except RuntimeError as error:

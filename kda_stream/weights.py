@@ -164,21 +164,21 @@ class WeightStream(Closing):
 
     def __init__(
         self,
+        checkpoint: Checkpoint,
         batches: Iterator[Batch],
         slots: int,
         slot_bytes: int,
         lock: LockPolicy,
         register: HostRegistrar | None,
         choice: ReadChoice,
-        path: str,
     ) -> None:
+        self._checkpoint = checkpoint
         self._batches = batches
         self._slots = slots
         self._slot_bytes = slot_bytes
         self._lock: LockPolicy = lock
         self._register = register
         self._choice = choice
-        self._path = path
         self._stager: _WeightStager | None = None
         self._filling: _Filling | None = None
         self._process = os.getpid()
@@ -269,6 +269,7 @@ class WeightStream(Closing):
             arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock, register=register)
             self._filling = _Filling(self._lock, register)
             stager = self._stager = Stager(self._batches, self._filling, arena, self._choice)
+            self._checkpoint.add_reader(stager)
             try:
                 stager.start()
             except RuntimeError as error:
@@ -304,7 +305,7 @@ class WeightStream(Closing):
         stager.arena.wake()
 
     def _refuse_misuse(self, what: str, hint: str) -> NoReturn:
-        raise StreamError(ErrorCode.STREAM_MISUSE, what, path=self._path, hint=hint)
+        raise StreamError(ErrorCode.STREAM_MISUSE, what, path=self._checkpoint.path, hint=hint)
 
 
 def iter_weights(
@@ -348,7 +349,7 @@ def iter_weights(
         checkpoint.layers()
     choice = ReadChoice(read, residency, _whole_bytes(checkpoint, chosen))
     packed = batches(checkpoint, chosen, order, large, slot_bytes)
-    return WeightStream(packed, slots, slot_bytes, lock, register, choice, checkpoint.path)
+    return WeightStream(checkpoint, packed, slots, slot_bytes, lock, register, choice)
 
 
 def _named(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:

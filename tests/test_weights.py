@@ -398,6 +398,16 @@ def test_closing_the_checkpoint_under_it_is_an_error_and_no_hang(
             pass
 
 
+def test_a_checkpoint_waits_for_the_copy_of_a_stream_that_was_dropped(tmp_path: Path) -> None:
+    """Its thread looks into the map until then, and is no array that somebody has kept."""
+    write_shard(tmp_path / "model.safetensors", {f"t{n}": bytes(48 << 20) for n in range(4)})
+    for _ in range(10):
+        with open_checkpoint(tmp_path) as checkpoint:
+            for _, tensor in iter_weights(checkpoint, read="mapped", lock="off"):
+                del tensor
+                break
+
+
 ENDS = {
     "all of it": "for _, tensor in stream: pass",
     "a break": "for _, tensor in stream: break",

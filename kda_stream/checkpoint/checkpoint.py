@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
+from weakref import ref
 
 from ..closing import Closing, finish_first, renew_locks_after_fork
 from ..errors import (
@@ -82,6 +83,14 @@ class OpenReport:
         return tuple(notes)
 
 
+class Reader(Protocol):
+    """Somebody who brings payload in by a thread of its own."""
+
+    def finish_if_stopping(self) -> None:
+        """Wait for the thread's end, if it was told to end."""
+        ...
+
+
 class Checkpoint(Closing):
     """An open checkpoint: a read-only mapping from tensor name to `RawTensor`.
 
@@ -99,6 +108,7 @@ class Checkpoint(Closing):
         self._shards = shards
         self._places = _places(files, shards)
         self._closed = False
+        self._readers: list[ref[Reader]] = []
         self.renew_locks()
         renew_locks_after_fork(self)
         self._layers: LayerNames | None = None
@@ -280,6 +290,10 @@ class Checkpoint(Closing):
 
     # the end
 
+    def add_reader(self, reader: Reader) -> None:
+        """Have `close` wait for a reader whose stream was dropped: it may still be copying."""
+        self._readers = [*(known for known in self._readers if known() is not None), ref(reader)]
+
     def close(self) -> None:
         """Unmap every shard; every view of a tensor ends, and using one raises ValueError.
 
@@ -290,6 +304,10 @@ class Checkpoint(Closing):
         kept: list[str] = []
 
         def close_all() -> None:
+            for known in self._readers:
+                reader = known()
+                if reader is not None:
+                    reader.finish_if_stopping()
             kept[:] = self._shards.close()
 
         finish_first(close_all)
