@@ -92,9 +92,9 @@ def as_torch(
         raise _not_held(dtype, f"torch {torch.__version__}", name)
     if not memory.nbytes:
         return torch.empty(extents, dtype=found)
-    flat = _writable(memory)
-    _require_aligned(flat, max(DTYPE_BITS[dtype] // 8, 1), name)
-    return torch.from_numpy(flat).view(found).view(extents)
+    flat = torch.from_numpy(_writable(memory))
+    _require_aligned(flat.data_ptr(), max(DTYPE_BITS[dtype] // 8, 1), name)
+    return flat.view(found).view(extents)
 
 
 def as_dlpack(
@@ -109,7 +109,7 @@ def as_dlpack(
         return as_torch(dtype, shape, memory, name=name).__dlpack__(**options)
     _require_bytes(dtype, shape, memory, name)
     flat = _writable(memory) if memory.nbytes else _nothing()
-    _require_aligned(flat, DTYPE_BITS[dtype] // 8, name)
+    _require_aligned(flat.ctypes.data, DTYPE_BITS[dtype] // 8, name)
     return flat.view(_numpy_dtype(dtype, name)).reshape(tuple(shape)).__dlpack__(**options)
 
 
@@ -184,8 +184,7 @@ def _require_bytes(dtype: str, shape: Sequence[int], memory: memoryview, name: s
         )
 
 
-def _require_aligned(flat: numpy.ndarray[Any, Any], width: int, name: str | None) -> None:
-    address = flat.__array_interface__["data"][0]
+def _require_aligned(address: int, width: int, name: str | None) -> None:
     if address % width:
         raise ArgumentError(
             ErrorCode.ARGUMENT,
