@@ -132,6 +132,11 @@ def test_dlpack_hands_out_the_slot_itself() -> None:
     assert array.tobytes() == bytes(weights.a_log.data)
 
 
+def test_dlpack_is_told_that_the_memory_is_the_processor_s() -> None:
+    weights, _ = bound()
+    assert weights.q_proj.__dlpack_device__() == weights.a_log.numpy().__dlpack_device__()
+
+
 def test_dlpack_of_bf16_says_how_it_is_had_where_torch_is_missing(run_python: RunPython) -> None:
     script = """
         import json

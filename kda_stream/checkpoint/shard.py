@@ -134,7 +134,7 @@ class Shard:
         """
         with self._lock, self.open() as file:
             if begin == end:
-                return memoryview(b"")
+                return memoryview(bytearray())
             mapping = map_range(file.fileno(), begin, end, self._path)
             before = mapping.nbytes - (end - begin)
             lent = mapping.lend(before, mapping.nbytes, writable=True)

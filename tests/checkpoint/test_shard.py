@@ -612,3 +612,30 @@ def test_a_shard_that_is_closed_while_its_view_is_made_keeps_no_map(shard: Path)
         assert mapped_regions(shard) == [], f"after event {event}"
         assert descriptors_under(shard.parent) == [], f"after event {event}"
     assert refused > 20
+
+
+# --- pages of one's own ---------------------------------------------------------------------------
+
+
+def test_bytes_copied_on_write_are_the_file_s_until_they_are_written(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "a.safetensors", {"x": bytes(range(200)) * 50})
+    shard = open_shard(str(path))
+    whole = path.read_bytes()
+    for begin, end in ((0, len(whole)), (3, 9), (4095, 4097), (5000, 5000)):
+        view = shard.copy_on_write(begin, end)
+        assert bytes(view) == whole[begin:end]
+        view[:] = bytes(len(view))
+        del view
+    assert path.read_bytes() == whole
+    assert shard.close()
+
+
+def test_pages_of_one_s_own_are_told_of_at_close_until_they_are_gone(tmp_path: Path) -> None:
+    shard = open_shard(str(write_shard(tmp_path / "a.safetensors", {"x": bytes(100)})))
+    view = shard.copy_on_write(0, 50)
+    assert not shard.close()
+    assert bytes(view) == (tmp_path / "a.safetensors").read_bytes()[:50]
+    del view
+    assert shard.close()
+    with pytest.raises(ClosedError):
+        shard.copy_on_write(0, 50)

@@ -176,6 +176,11 @@ def test_a_source_gives_the_names_and_the_index_of_what_it_is_of() -> None:
     assert KdaShardedSource(source, plan(GLM5_NEXT, 0, 2)).index == 7
 
 
+def test_a_source_says_whose_part_it_is() -> None:
+    sharded = KdaShardedSource(GLM5_NEXT.source(GEOMETRY), plan(GLM5_NEXT, 1, 2))
+    assert repr(sharded).endswith(", rank 1 of 2)")
+
+
 def test_what_is_outside_the_block_is_passed_on() -> None:
     source = GLM5_NEXT.source(GEOMETRY)
     sharded = KdaShardedSource(source, plan(GLM5_NEXT, 1, 2))
