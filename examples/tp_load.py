@@ -62,7 +62,11 @@ def load(path: str) -> None:
             read_whole = partial(compare, checkpoint, plan, found, layer.index)
             agree(together(read_whole if is_my_turn else lambda: None))
         report = stream.report
-    print(f"rank {rank} of {size}: {report.layers} layers, {report.bytes} bytes", flush=True)
+    said = [""] * size
+    dist.all_gather_object(said, f"{report.layers} layers, {report.bytes} bytes")
+    if rank == 0:
+        for other, line in enumerate(said):
+            print(f"rank {other} of {size}: {line}")
 
 
 def plan_for(checkpoint: Checkpoint, rank: int, size: int) -> KdaTpPlan:

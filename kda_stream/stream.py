@@ -326,7 +326,7 @@ def stream_kda_layers(
     chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
     slot_bytes = kda_slot_bytes(geometry, family)
     if checkpoint.report.shards_checked == checkpoint.report.shards:
-        checked = _all_checked(geometry, checkpoint, chosen, family, plan)
+        checked = all_checked(geometry, checkpoint, chosen, family, plan)
         if checked:
             slot_bytes = max(_slot_bytes(geometry, block) for block in checked)
         blocks = iter(checked)
@@ -382,7 +382,7 @@ def _checked_in_turn(
         yield check_kda_block(config, index, _source(checkpoint, index, plan), family)
 
 
-def _all_checked(
+def all_checked(
     config: KdaConfig,
     checkpoint: Checkpoint,
     layers: Sequence[LayerIndex],

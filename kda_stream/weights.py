@@ -340,10 +340,10 @@ def iter_weights(
         for name, tensor in iter_weights(checkpoint):
             upload(name, tensor.dtype, tensor.shape, tensor.data)
     """
-    _require_options(checkpoint, order, large, slots)
+    _require_options(checkpoint, order, large)
+    require_weight_slots(slot_bytes, slots, lock)
     require_read_choice(read, residency)
     require_registrar(register)
-    require_arena_arguments(slot_bytes, slots, lock)
     chosen = list(checkpoint) if names is None else _named(checkpoint, names)
     if order == "layer":
         checkpoint.layers()
@@ -379,7 +379,7 @@ _OPTIONS: Final = {"order": ORDERS, "large": LARGES}
 _SLOTS_MIN: Final = 2
 
 
-def _require_options(checkpoint: object, order: str, large: str, slots: int) -> None:
+def _require_options(checkpoint: object, order: str, large: str) -> None:
     if not isinstance(checkpoint, Checkpoint):
         raise ArgumentError(
             ErrorCode.ARGUMENT,
@@ -397,6 +397,10 @@ def _require_options(checkpoint: object, order: str, large: str, slots: int) -> 
                 got=repr(given),
                 hint=f"leave it out: {_OPTIONS[name][0]!r} is what most want",
             )
+
+
+def require_weight_slots(slot_bytes: int, slots: int, lock: str) -> None:
+    """Raise `ArgumentError` when no weights can go through such slots."""
     if type(slots) is int and slots < _SLOTS_MIN:
         raise ArgumentError(
             ErrorCode.ARGUMENT,
@@ -405,3 +409,4 @@ def _require_options(checkpoint: object, order: str, large: str, slots: int) -> 
             got=slots,
             hint="a loop's variable keeps the slot before while the next tensor is asked for",
         )
+    require_arena_arguments(slot_bytes, slots, lock)

@@ -48,10 +48,11 @@ def iter_torch_weights(
         residency=residency,
         register=register,
     )
-    return _as_torch(stream)
+    return torch_tensors(stream)
 
 
-def _as_torch(stream: WeightStream) -> Iterator[tuple[str, Tensor]]:
+def torch_tensors(stream: WeightStream) -> Iterator[tuple[str, Tensor]]:
+    """(name, torch tensor) for each tensor of the stream, which is closed at the end."""
     with stream:
         for name, tensor in stream:
             yield name, as_torch(tensor.dtype, tensor.shape, tensor.data, name=name)

@@ -33,7 +33,7 @@ _BLOCK: Final = "self_attn."
 _GATE: Final = "forget_gate."
 _JOINED_CONV: Final = "conv1d.weight"
 _DTYPES: Final = {KdaDtype.BF16: "bfloat16", KdaDtype.F32: "float32"}
-_PARAMETER: Final = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.(.+)")
+_PARAMETER: Final = re.compile(r"((?:.*\.)?)layers\.(\d+)\.self_attn\.(.+)")
 
 
 def published_source(
@@ -104,9 +104,9 @@ def fill_kda_layers(
     each value as it is: the library keeps the convolutions in F32, and the published GLM-5.3-Flash
     stores them in BF16. `family`, `slots`, `lock` and `read` as for `stream_kda_layers`.
 
-    Raises `ArgumentError` for a model without such layers, or with parameters on the meta device
-    (use `model.to_empty(device=...)`); `BindError` when dtypes or shapes of model and checkpoint
-    differ; and as `stream_kda_layers` does.
+    Raises `ArgumentError` for a model without such layers, or with more than one decoder that has
+    them; `BindError` when dtypes or shapes of model and checkpoint differ, or parameters are on the
+    meta device (use `model.to_empty(device=...)`); and as `stream_kda_layers` does.
     """
     blocks = _kda_parameters(model)
     chosen = sorted(blocks) if layers is None else list(layers)
@@ -161,12 +161,26 @@ def _thirds(joined: RawTensor) -> list[RawTensor]:
 
 def _kda_parameters(model: Module) -> dict[int, dict[str, Tensor]]:
     """The parameters of each KDA layer, by field of `KdaWeights`."""
-    found: dict[int, dict[str, Tensor]] = {}
+    found: dict[str, dict[int, dict[str, Tensor]]] = {}
     for name, parameter in model.named_parameters():
         match = _PARAMETER.fullmatch(name)
         if match is not None:
-            found.setdefault(int(match[1]), {})[_field(match[2])] = parameter
-    return {number: fields for number, fields in found.items() if A_LOG_FIELD in fields}
+            decoder = found.setdefault(match[1], {})
+            decoder.setdefault(int(match[2]), {})[_field(match[3])] = parameter
+    decoders = {
+        prefix: {number: fields for number, fields in layers.items() if A_LOG_FIELD in fields}
+        for prefix, layers in found.items()
+    }
+    with_kda = [prefix for prefix, layers in decoders.items() if layers]
+    if len(with_kda) > 1:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "the model has more than one decoder with KDA layers",
+            expected="one",
+            got=listed([f"{prefix}layers" for prefix in with_kda]),
+            hint="pass the part of the model that is to be filled",
+        )
+    return decoders[with_kda[0]] if with_kda else {}
 
 
 def _require_fitting(

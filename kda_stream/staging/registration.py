@@ -57,9 +57,11 @@ class HostRegistrar(Protocol):
 
     def register(self, address: int, nbytes: int) -> int:
         """Make the memory known to the driver, which locks its pages."""
+        ...
 
     def unregister(self, address: int) -> int:
         """Make the driver forget the memory that was registered at `address`."""
+        ...
 
 
 def require_registrar(registrar: object) -> None:

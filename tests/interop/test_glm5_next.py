@@ -28,6 +28,7 @@ from support.transformers_models import (
     HowBound,
     assert_bit_for_bit,
     assert_filled_as_loaded,
+    assert_filled_gives_the_same_logits,
     bound_by_stream,
     bound_from_state_dict,
     bound_one_by_one,
@@ -464,6 +465,38 @@ def test_a_model_is_filled_with_what_it_saved(saved: Path) -> None:
     assert report.tensors == len(KDA_LAYERS) * len(LOW_RANK_PARAMETERS)
     assert report.families == ("GLM5_NEXT_F32_CONV",)
     assert report.widened == ()
+
+
+def test_a_filled_model_computes_what_the_loaded_one_does(saved: Path, served: Path) -> None:
+    assert_filled_gives_the_same_logits(load_model(saved), saved, KDA_LAYERS)
+    assert_filled_gives_the_same_logits(load_model(served), served, KDA_LAYERS, widen=True)
+
+
+def test_an_encoder_with_layers_of_the_same_names_is_left_alone(saved: Path) -> None:
+    encoder = torch.nn.Module()
+    encoder.layers = torch.nn.ModuleList([torch.nn.Module()])
+    encoder.layers[0].self_attn = torch.nn.Module()
+    encoder.layers[0].self_attn.q_proj = torch.nn.Linear(2, 2)
+    pair = torch.nn.ModuleDict({"decoder": load_model(saved), "encoder": encoder})
+    kept = raw_bytes(encoder.layers[0].self_attn.q_proj.weight)
+    with open_checkpoint(saved) as checkpoint:
+        report = fill_kda_layers(pair, checkpoint)
+    assert report.layers == tuple(KDA_LAYERS)
+    assert raw_bytes(encoder.layers[0].self_attn.q_proj.weight) == kept
+
+
+def test_a_model_with_two_decoders_is_refused_and_nothing_is_written(saved: Path) -> None:
+    pair = torch.nn.ModuleList([load_model(saved), load_model(saved)])
+    before = {name: raw_bytes(parameter) for name, parameter in pair.named_parameters()}
+    with (
+        open_checkpoint(saved) as checkpoint,
+        pytest.raises(
+            ArgumentError,
+            match=r"more than one decoder.*got 0\.model\.language_model\.layers, 1\.model",
+        ),
+    ):
+        fill_kda_layers(pair, checkpoint)
+    assert before == {name: raw_bytes(parameter) for name, parameter in pair.named_parameters()}
 
 
 def test_a_model_is_filled_with_conv_in_bf16_when_that_may_be_widened(served: Path) -> None:

@@ -22,6 +22,7 @@ from support.transformers_models import (
     HowBound,
     assert_bit_for_bit,
     assert_filled_as_loaded,
+    assert_filled_gives_the_same_logits,
     bound_by_stream,
     bound_from_state_dict,
     cast_loses,
@@ -277,6 +278,10 @@ def test_a_model_in_memory_is_bound_out_of_its_own_parameters(saved: Path) -> No
     config = KdaConfig.from_json(saved / "config.json")
     bound = bound_from_state_dict(load_model(saved), config, PREFIX, KDA_LAYERS, KIMI_LINEAR)
     assert bound == bound_by_stream(saved, KIMI_LINEAR)
+
+
+def test_a_filled_model_computes_what_the_loaded_one_does(saved: Path) -> None:
+    assert_filled_gives_the_same_logits(load_model(saved), saved, KDA_LAYERS)
 
 
 def test_a_model_is_filled_with_what_it_saved(saved: Path) -> None:

@@ -256,6 +256,30 @@ def assert_filled_as_loaded(
     return report
 
 
+def assert_filled_gives_the_same_logits(
+    model: torch.nn.Module, directory: Path, numbers: list[int], *, widen: bool = False
+) -> None:
+    """A model computes what it did when loaded once its KDA layers are filled, and not before."""
+    tokens = torch.arange(1, 13).view(1, -1)
+
+    def logits() -> torch.Tensor:
+        with torch.no_grad():
+            found = model(input_ids=tokens).logits
+        assert isinstance(found, torch.Tensor)
+        assert found.isfinite().all()
+        return found
+
+    loaded = logits()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(f"layers.{number}.self_attn." in name for number in numbers):
+                parameter.mul_(0.5)
+    assert not torch.equal(logits(), loaded)
+    with open_checkpoint(directory) as checkpoint:
+        fill_kda_layers(model, checkpoint, widen=widen)
+    assert torch.equal(logits(), loaded)
+
+
 def assert_bit_for_bit(bound: BoundLayers, expected: Mapping[int, ModelTensors]) -> None:
     """The layers have exactly these tensors: their dtypes, their shapes and their bytes."""
     assert list(bound) == list(expected)
