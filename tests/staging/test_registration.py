@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -513,6 +514,21 @@ def test_a_lease_that_takes_its_arena_along_tells_it() -> None:
     with pytest.raises(MemoryRefusedError):
         lease.release()
     lease.release()
+
+
+def test_its_error_keeps_nothing_that_only_a_collector_would_find() -> None:
+    driver = FakeDriver(unanswers=[INVALID])
+    arena = arena_of(driver)
+    alive = weakref.ref(driver)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(MemoryRefusedError):
+            arena.close()
+        del driver, arena
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("how", ["del arena", "pass"], ids=["dropped", "at the end"])
