@@ -23,7 +23,7 @@ from kda_stream import (
     open_checkpoint,
     stream_kda_layers,
 )
-from kda_stream.stream import config_of
+from kda_stream.selection import config_of
 
 Model = dict[str, torch.Tensor]
 

@@ -80,7 +80,8 @@ if TYPE_CHECKING:
     from .kda.tensors import DSA_MARKERS, KDA_TENSORS, TensorSpec
     from .layout import kda_slot_bytes
     from .payload import PayloadReport, check_payload
-    from .staging.arena import Lease, LockReport, PinnedArena, Slot
+    from .staging.arena import Lease, PinnedArena, Slot
+    from .staging.locking import LockReport
     from .staging.reading import ReadReport
     from .staging.registration import HostRegistrar
     from .staging.spans import CopyPlan, CopyStop, FileRange, Span
@@ -179,10 +180,10 @@ _HOMES = {
     ),
     "staging.arena": (
         "Lease",
-        "LockReport",
         "PinnedArena",
         "Slot",
     ),
+    "staging.locking": ("LockReport",),
     "staging.reading": ("ReadReport",),
     "staging.registration": ("HostRegistrar",),
     "staging.spans": (

@@ -19,7 +19,8 @@ from .kda.padding import bytes_not_zero, padding_error
 from .kda.source import KdaTensorSource, RawTensor
 from .layout import Field, Layout, fields_of, lay_out, require_alignment, slot_bytes_for
 from .limits import SLOT_ALIGNMENT_BYTES
-from .staging.arena import Lease, LockReport, PinnedArena, Slot
+from .staging.arena import Lease, PinnedArena, Slot
+from .staging.locking import LockReport
 from .staging.reading import (
     ReadChoice,
     ReadPath,

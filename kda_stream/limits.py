@@ -70,6 +70,9 @@ GAP_BYTES_MAX: Final = 65536
 KEPT_SECONDS: Final = 5.0
 """How long a stream waits for tensors to be dropped that keep every slot, before it says so."""
 
+COLLECT_SECONDS: Final = 0.1
+"""How long it waits first for what will be dropped anyhow: a collection can take as long itself."""
+
 READ_PIECE_BYTES: Final = 1024**2
 """How much of a header is read at once: a slow disk (20 MB/s) lets a signal be answered by then."""
 

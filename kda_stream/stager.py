@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -39,6 +40,8 @@ class Stager(Generic[Item, Staged]):
     ) -> None:
         self.staged: deque[Staged] = deque()
         self.failure: BaseException | None = None
+        self._ended_by: KdaStreamError | None = None
+        self._process = os.getpid()
         self.is_waiting = False
         self._thread = BackgroundThread()
         self._ended = False
@@ -79,7 +82,7 @@ class Stager(Generic[Item, Staged]):
 
     def take_failure(self) -> BaseException | None:
         """Why it ended before all was staged, told once."""
-        failure, self.failure = self.failure, None
+        failure, self.failure = self.failure or self._ended_by, None
         if failure is None and not self._ended:
             return no_thread("it ended before its first line, as where memory is short")
         return failure
@@ -91,8 +94,8 @@ class Stager(Generic[Item, Staged]):
 
     @property
     def stopping(self) -> bool:
-        """Whether the thread was told to end."""
-        return self._stop.is_set
+        """Whether the stream has told the thread to end."""
+        return self._stop.is_set and self._ended_by is None
 
     def refuse_more(self) -> None:
         """Have the thread end at its next piece, and do not wait."""
@@ -105,9 +108,14 @@ class Stager(Generic[Item, Staged]):
         while not self.ended:
             self.wait_for_bell()
 
-    def finish_if_stopping(self) -> None:
-        """Wait for the thread, if its stream was dropped and has told it to end."""
-        if self.stopping:
+    def end_with(self, error: KdaStreamError) -> None:
+        """Have the thread end, and wait for it; where more was to come, that is why it does not.
+
+        Without effect in a forked child, which has no such thread.
+        """
+        if os.getpid() == self._process:
+            if not self.ended and not self.stopping:
+                self._ended_by = error
             self.stop()
 
     # the thread's side
@@ -122,10 +130,10 @@ class Stager(Generic[Item, Staged]):
     def wait_until(self, done: Callable[[], bool]) -> bool:
         """Wait until `done()`; False when the stream is being closed before."""
         self.is_waiting = True
-        while not done() and not self.stopping:
+        while not done() and not self._stop.is_set:
             time.sleep(ENDING_SECONDS)
         self.is_waiting = False
-        return not self.stopping
+        return not self._stop.is_set
 
     def _run(self) -> None:
         """Stage every item; an error is left in `failure`."""
@@ -143,7 +151,7 @@ class Stager(Generic[Item, Staged]):
         self._bell.put(None)
 
     def _is_stopping(self) -> bool:
-        return self.stopping
+        return self._stop.is_set
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -22,21 +22,18 @@ from .checkpoint.layer import LayerIndex
 from .closing import Closing, finish_first
 from .errors import (
     ArgumentError,
-    BindError,
-    CheckpointError,
-    ConfigError,
     ErrorCode,
     StreamError,
 )
-from .kda.check import CheckedBlock, FamilyChoice, check_kda_block, joint_refusal
-from .kda.classify import is_kda_block
+from .kda.check import CheckedBlock, FamilyChoice
 from .kda.config import KdaConfig
 from .kda.families import GLM5_NEXT
-from .kda.source import KdaTensorSource
-from .kda.tensor_parallel import KdaShardedSource, KdaTpPlan
+from .kda.tensor_parallel import KdaTpPlan
 from .layout import fields_of, kda_slot_bytes, require_alignment, slot_bytes_for
+from .selection import all_checked, checked_in_turn, config_of, indices_of, kda_layers
 from .stager import Stager, no_thread
-from .staging.arena import LockPolicy, LockReport, PinnedArena, require_arena_arguments
+from .staging.arena import PinnedArena, require_arena_arguments
+from .staging.locking import LockPolicy, LockReport
 from .staging.reading import ReadChoice, ReadPath, Residency, require_read_choice
 from .staging.registration import HostRegistrar, require_registrar
 
@@ -323,7 +320,7 @@ def stream_kda_layers(
     require_arena_arguments(kda_slot_bytes(geometry, family), slots, lock)
     if layers is None:
         checkpoint.require_every_layer()
-    chosen = kda_layers(checkpoint) if layers is None else _indices(checkpoint, layers)
+    chosen = kda_layers(checkpoint) if layers is None else indices_of(checkpoint, layers)
     slot_bytes = kda_slot_bytes(geometry, family)
     if checkpoint.report.shards_checked == checkpoint.report.shards:
         checked = all_checked(geometry, checkpoint, chosen, family, plan)
@@ -331,7 +328,7 @@ def stream_kda_layers(
             slot_bytes = max(_slot_bytes(geometry, block) for block in checked)
         blocks = iter(checked)
     else:
-        blocks = _checked_in_turn(geometry, checkpoint, chosen, family, plan)
+        blocks = checked_in_turn(geometry, checkpoint, chosen, family, plan)
     choice = ReadChoice(read, residency, len(chosen) * slot_bytes)
     return KdaLayerStream(
         checkpoint,
@@ -363,79 +360,3 @@ def _require_alone(plan: object, config: KdaConfig | None, family: FamilyChoice)
         f"and family {family}",
         hint="give config and family to KdaTpPlan",
     )
-
-
-def _source(checkpoint: Checkpoint, index: LayerIndex, plan: KdaTpPlan | None) -> KdaTensorSource:
-    source = checkpoint.layer(index)
-    return source if plan is None else KdaShardedSource(source, plan)
-
-
-def _checked_in_turn(
-    config: KdaConfig,
-    checkpoint: Checkpoint,
-    layers: Iterable[LayerIndex],
-    family: FamilyChoice,
-    plan: KdaTpPlan | None,
-) -> Iterator[CheckedBlock]:
-    """Each layer's block, checked when it is asked for."""
-    for index in layers:
-        yield check_kda_block(config, index, _source(checkpoint, index, plan), family)
-
-
-def all_checked(
-    config: KdaConfig,
-    checkpoint: Checkpoint,
-    layers: Sequence[LayerIndex],
-    family: FamilyChoice,
-    plan: KdaTpPlan | None,
-) -> list[CheckedBlock]:
-    """Every layer's block; raises one `BindError` with every problem of every layer."""
-    blocks: list[CheckedBlock] = []
-    refusals: list[BindError] = []
-    for index in layers:
-        try:
-            source = _source(checkpoint, index, plan)
-            blocks.append(check_kda_block(config, index, source, family))
-        except BindError as error:
-            refusals.append(error)
-    if refusals:
-        raise joint_refusal(refusals, len(layers), checkpoint.path)
-    return blocks
-
-
-def kda_layers(checkpoint: Checkpoint) -> tuple[LayerIndex, ...]:
-    """The layers of the decoder that have KDA tensors, in numeric order, MTP layers left out.
-
-    A layer that has lost some of its KDA tensors is among them, so that it is refused rather than
-    skipped. Raises `CheckpointError` when there is none.
-    """
-    chosen = tuple(
-        index
-        for index in checkpoint.layers()
-        if not index.is_mtp and is_kda_block(checkpoint.layer(index).names())
-    )
-    if not chosen:
-        raise CheckpointError(
-            ErrorCode.LAYERS_NONE,
-            "no layer of the checkpoint is a KDA layer",
-            path=checkpoint.path,
-            expected="layers with self_attn.A_log and the other names of KDA_TENSORS",
-            hint="`kda-stream inspect` shows what the layers are",
-        )
-    return chosen
-
-
-def config_of(checkpoint: Checkpoint) -> KdaConfig:
-    """The geometry from the config.json beside the shards; raises `ConfigError` without one."""
-    if checkpoint.config_path is None:
-        raise ConfigError(
-            ErrorCode.CONFIG_MISSING,
-            "there is no config.json beside the shards",
-            path=checkpoint.directory,
-            hint="fetch it, or pass config=KdaConfig(...)",
-        )
-    return KdaConfig.from_json(checkpoint.config_path)
-
-
-def _indices(checkpoint: Checkpoint, layers: Iterable[int]) -> tuple[LayerIndex, ...]:
-    return tuple(checkpoint.layer(index).index for index in layers)

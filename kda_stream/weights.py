@@ -15,18 +15,17 @@ from .checkpoint.checkpoint import Checkpoint
 from .closing import Closing, finish_first
 from .errors import ArgumentError, ErrorCode, StreamError
 from .kda.source import RawTensor
-from .limits import KEPT_SECONDS, LAYOUT_BYTES, WEIGHTS_SLOT_BYTES
+from .limits import COLLECT_SECONDS, KEPT_SECONDS, LAYOUT_BYTES, WEIGHTS_SLOT_BYTES
 from .packing import LARGES, ORDERS, Batch, Large, Order, Part, batches
 from .stager import Stager, no_thread
 from .staging.arena import (
     Lease,
-    LockPolicy,
-    LockReport,
     PinnedArena,
     Slot,
     SlotState,
     require_arena_arguments,
 )
+from .staging.locking import LockPolicy, LockReport
 from .staging.reading import (
     ReadChoice,
     ReadPath,
@@ -185,6 +184,7 @@ class WeightStream(Closing):
         self._lease: Lease | None = None
         self._parts: Iterator[Part] = iter(())
         self._kept_since: float | None = None
+        self._collected_at = 0.0
         self._began_seconds = 0.0
         self._tensors = 0
         self._bytes = 0
@@ -292,17 +292,21 @@ class WeightStream(Closing):
 
     def _look_for_kept(self, stager: _WeightStager) -> None:
         """Raise `StreamError` when nothing is staged since the consumer keeps every slot."""
+        stager.arena.wake()
         if not stager.is_waiting or stager.staged:
             self._kept_since = None
-        elif self._kept_since is None:
-            self._kept_since = time.monotonic()
-            gc.collect()  # what is in a cycle, as of an error and its traceback, is not kept
-        elif time.monotonic() - self._kept_since > KEPT_SECONDS:
+            return
+        now = time.monotonic()
+        if self._kept_since is None:
+            self._kept_since = self._collected_at = now
+        elif now - self._kept_since > KEPT_SECONDS:
             self._refuse_misuse(
                 f"tensors are being kept, and all {self._slots} slots with them",
                 "copy what is needed longer, or drop it sooner; more slots keep more",
             )
-        stager.arena.wake()
+        elif now - self._collected_at > COLLECT_SECONDS:
+            gc.collect()  # what is in a cycle, as of an error and its traceback, is not kept
+            self._collected_at = time.monotonic()
 
     def _refuse_misuse(self, what: str, hint: str) -> NoReturn:
         raise StreamError(ErrorCode.STREAM_MISUSE, what, path=self._checkpoint.path, hint=hint)

@@ -31,7 +31,7 @@ ORDER = (
     ("arrays", "manifest"),
     ("kda", "staging"),
     ("checkpoint",),
-    ("layout",),
+    ("layout", "selection"),
     ("bind",),
     ("stager",),
     ("packing",),

@@ -408,6 +408,21 @@ def test_a_checkpoint_waits_for_the_copy_of_a_stream_that_was_dropped(tmp_path: 
                 break
 
 
+@pytest.mark.parametrize("read", ["mapped", "direct"])
+def test_a_checkpoint_that_is_closed_under_the_stream_ends_it_with_an_error(
+    tmp_path: Path, read: Any
+) -> None:
+    """Also in the midst of a copy; and never so that what has come looks like all there is."""
+    write_shard(tmp_path / "model.safetensors", {f"t{n}": bytes(48 << 20) for n in range(6)})
+    for _ in range(5):
+        with open_checkpoint(tmp_path) as checkpoint:
+            stream = iter_weights(checkpoint, read=read, lock="off")
+            next(stream)
+        with pytest.raises(ValueError, match="closed"):
+            for _ in stream:
+                pass
+
+
 ENDS = {
     "all of it": "for _, tensor in stream: pass",
     "a break": "for _, tensor in stream: break",

@@ -17,6 +17,7 @@ from ..errors import (
     ClosedError,
     ErrorCode,
     InUseError,
+    KdaStreamError,
     NotFoundError,
     listed,
     shown,
@@ -86,8 +87,8 @@ class OpenReport:
 class Reader(Protocol):
     """Somebody who brings payload in by a thread of its own."""
 
-    def finish_if_stopping(self) -> None:
-        """Wait for the thread's end, if it was told to end."""
+    def end_with(self, error: KdaStreamError) -> None:
+        """Have the thread end, and wait for it; `error` is why no more comes, if more was to come."""
         ...
 
 
@@ -146,13 +147,7 @@ class Checkpoint(Closing):
         Raises what `shard_of` raises, and `ClosedError` after `close()`.
         """
         if self._closed:
-            raise ClosedError(
-                ErrorCode.CHECKPOINT_CLOSED,
-                "the checkpoint is closed",
-                path=self.path,
-                tensor=name,
-                hint="open it again",
-            )
+            raise self._closed_error(name)
         return self.shard_of(name).tensor(name)
 
     def shard_of(self, name: str) -> Shard:
@@ -291,7 +286,7 @@ class Checkpoint(Closing):
     # the end
 
     def add_reader(self, reader: Reader) -> None:
-        """Have `close` wait for a reader whose stream was dropped: it may still be copying."""
+        """Have `close` end a reader, which may be copying, before its files are unmapped."""
         self._readers = [*(known for known in self._readers if known() is not None), ref(reader)]
 
     def close(self) -> None:
@@ -307,7 +302,7 @@ class Checkpoint(Closing):
             for known in self._readers:
                 reader = known()
                 if reader is not None:
-                    reader.finish_if_stopping()
+                    reader.end_with(self._closed_error(None))
             kept[:] = self._shards.close()
 
         finish_first(close_all)
@@ -319,6 +314,15 @@ class Checkpoint(Closing):
                 got=listed(kept),
                 hint="drop the arrays, or copy them, before the checkpoint is closed",
             )
+
+    def _closed_error(self, name: str | None) -> ClosedError:
+        return ClosedError(
+            ErrorCode.CHECKPOINT_CLOSED,
+            "the checkpoint is closed",
+            path=self.path,
+            tensor=name,
+            hint="open it again",
+        )
 
     def __enter__(self) -> Checkpoint:
         return self

@@ -13,7 +13,7 @@ from ..kda.claims import short_list
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig
 from ..kda.families import FAMILIES
-from ..stream import config_of
+from ..selection import config_of
 from .arguments import Commands, Parser, add_command, add_path
 from .output import Exit, Result, exact_size, note_rows, path_line, plural, row, size, some
 from .survey import (

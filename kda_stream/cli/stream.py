@@ -10,7 +10,7 @@ from typing import Any
 from ..checkpoint.checkpoint import open_checkpoint
 from ..kda.check import FamilyChoice
 from ..kda.families import GLM5_NEXT
-from ..staging.arena import LOCK_POLICIES, LockPolicy, LockReport
+from ..staging.locking import LOCK_POLICIES, LockPolicy, LockReport
 from ..staging.reading import READ_PATHS, RESIDENCIES, ReadPath, Residency
 from ..staging.residency import MemoryUse, memory_use
 from ..stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers

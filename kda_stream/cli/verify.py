@@ -22,7 +22,7 @@ from ..kda.families import FAMILIES, GLM5_NEXT
 from ..limits import MANIFEST_BYTES_MAX
 from ..manifest import ManifestEntry, manifest_problems, manifest_text, parse_manifest
 from ..payload import PayloadReport, check_payload
-from ..stream import config_of, kda_layers
+from ..selection import config_of, kda_layers
 from .arguments import Commands, Parser, add_command, add_family, add_path
 from .numbering import numbering_problems
 from .output import Exit, Result, note_rows, parts, path_line, plural, row, size, some

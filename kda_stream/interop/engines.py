@@ -12,9 +12,9 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..errors import ArgumentError, ErrorCode, listed, shown
 from ..kda.families import KDA_SIGNS
 from ..limits import WEIGHTS_SLOT_BYTES
-from ..staging.arena import LockPolicy
+from ..selection import all_checked, config_of, kda_layers
+from ..staging.locking import LockPolicy
 from ..staging.reading import ReadPath, Residency, require_read_choice
-from ..stream import all_checked, config_of, kda_layers
 from ..weights import WeightsReport, iter_weights, require_weight_slots
 from .torch import torch_tensors
 

@@ -9,7 +9,7 @@ from ..arrays import as_torch
 from ..checkpoint.checkpoint import Checkpoint
 from ..limits import WEIGHTS_SLOT_BYTES
 from ..packing import Order
-from ..staging.arena import LockPolicy
+from ..staging.locking import LockPolicy
 from ..staging.reading import ReadPath, Residency
 from ..staging.registration import HostRegistrar
 from ..weights import WeightStream, iter_weights

@@ -20,9 +20,10 @@ from ..kda.families import GLM5_NEXT_F32_CONV
 from ..kda.family import A_LOG_FIELD, CONV_FIELD, KdaFamily, field_name
 from ..kda.source import RawTensor
 from ..layout import Field, fields_of
-from ..staging.arena import LockPolicy, LockReport
+from ..selection import config_of
+from ..staging.locking import LockPolicy, LockReport
 from ..staging.reading import ReadPath
-from ..stream import KdaLayer, config_of, stream_kda_layers
+from ..stream import KdaLayer, stream_kda_layers
 from .mapping import MappingSource, raw_tensor
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import Final, Literal
 
 from ..closing import Closing, finish_first, renew_locks_after_fork
 from ..errors import (
@@ -17,47 +16,13 @@ from ..errors import (
     ClosedError,
     ErrorCode,
     InUseError,
-    MemoryRefusedError,
     SlotError,
 )
 from ..limits import BELL_SECONDS, SLOTS_MAX
-from .pages import PAGE_BYTES, LentMemory, Mapping, lock_refusal, map_anonymous
+from .locking import LOCK_POLICIES, LockPolicy, lock_pages
+from .pages import PAGE_BYTES, LentMemory, map_anonymous
 from .registration import HostRegistrar, Registration, register_refused, require_registrar
-from .residency import lock_limit_bytes, memory_use
 from .room import are_huge_pages_at_hand
-
-LockPolicy = Literal["require", "prefer", "off"]
-LOCK_POLICIES: Final = ("require", "prefer", "off")
-
-_RAISE_THE_LIMIT: Final = (
-    "raise it: `ulimit -l unlimited`, LimitMEMLOCK=infinity in a systemd unit, "
-    "`--ulimit memlock=-1` for a container"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class LockReport:
-    """Whether an arena's memory is page-locked, and known to a GPU driver; sizes in bytes.
-
-    `policy` is what was asked for, `wanted_bytes` the arena's size, `locked_bytes` what is locked
-    of it (all or nothing), `locked_before_bytes` what the process had locked already, `limit_bytes`
-    the limit (None: no limit), `refusal` why locking was refused, or None. `registered` tells
-    whether a driver has all of it, `registration_refusal` why not; None where it was not asked for.
-    """
-
-    policy: str
-    wanted_bytes: int
-    locked_bytes: int
-    locked_before_bytes: int | None
-    limit_bytes: int | None
-    refusal: str | None
-    registered: bool = False
-    registration_refusal: str | None = None
-
-    @property
-    def locked(self) -> bool:
-        """Whether all of the memory is locked."""
-        return self.locked_bytes == self.wanted_bytes
 
 
 class SlotState(Enum):
@@ -83,7 +48,7 @@ class _Memory:
         self._locked = False
         self.mapping = map_anonymous(nbytes)
         try:
-            self.report = _lock(self.mapping, policy)
+            self.report = lock_pages(self.mapping, policy)
             self._locked = self.report.locked
             # What a driver registers is made by that, and stays as it is.
             if register is not None or are_huge_pages_at_hand(nbytes):
@@ -517,24 +482,3 @@ def require_arena_arguments(slot_bytes: int, slots: int, lock: str) -> None:
             got=lock,
             hint='"prefer" locks where the system lets it, and reports whether it did',
         )
-
-
-def _lock(mapping: Mapping, policy: str) -> LockReport:
-    wanted = mapping.nbytes
-    before = memory_use().locked_bytes
-    limit = lock_limit_bytes()
-    if policy == "off":
-        return LockReport(policy, wanted, 0, before, limit, None)
-    refused = mapping.lock()
-    if not refused:
-        return LockReport(policy, wanted, wanted, before, limit, None)
-    if policy == "require":
-        raise MemoryRefusedError(
-            ErrorCode.LOCK_REFUSED,
-            f"the memory cannot be page-locked: {lock_refusal(refused)}",
-            expected=f"{wanted} bytes",
-            got=f"a limit of {limit} bytes with {before} bytes locked already",
-            hint=_RAISE_THE_LIMIT + ', or pass lock="prefer"',
-        )
-    refusal = f"{lock_refusal(refused)}; {_RAISE_THE_LIMIT}"
-    return LockReport(policy, wanted, 0, before, limit, refusal)
