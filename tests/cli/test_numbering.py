@@ -99,6 +99,27 @@ def test_kda_layers_of_a_longer_model_are_stray_and_not_taken_for_mtp_layers(
     )
 
 
+@pytest.mark.parametrize("lost", [None, "A_log"], ids=["whole", "broken"])
+def test_where_no_mtp_layers_are_counted_a_kda_layer_is_none(
+    run: Run, rewritten: Rewrite, lost: str | None
+) -> None:
+    """Of the layers behind the fourth, layer 4 may be an MTP layer; what follows a stray is one."""
+    layout = Layout(kinds=(KDA, KDA, KDA, DSA, DSA, KDA, DSA), mtp=0)
+    path = rewritten(lambda t: None if t.name.endswith(f"layers.5.self_attn.{lost}") else t, layout)
+
+    def cut(config: dict[str, Any]) -> None:
+        config.update(num_hidden_layers=4)
+        del config["num_nextn_predict_layers"]
+
+    ran = run("verify", edited(path, cut))
+    assert ran.status == 1
+    (error,) = ran.errors
+    assert error.endswith(
+        "expected 4 decoder layers and MTP layers, no KDA layers, right behind, "
+        "got layers 5-6 besides"
+    )
+
+
 @pytest.mark.parametrize("counted", [2, None], ids=["two are counted", "they are not counted"])
 def test_a_layer_behind_a_gap_is_no_mtp_layer(
     run: Run, rewritten: Rewrite, counted: int | None
