@@ -375,3 +375,5 @@ def test_a_block_that_is_accepted_is_not_judged_by_its_looks() -> None:
     """What would be said of another family's block is right in this one."""
     source = KIMI_LINEAR.stored_as({"A_log": "BF16"}).source(UNEVEN)
     bind_kda_weights(kda_config(UNEVEN), 0, source, family=kda_stream.KIMI_LINEAR)[0].release()
+    source.drop("self_attn.o_norm.weight")
+    assert refusal(source, KIMI_LINEAR).looks_like is None
