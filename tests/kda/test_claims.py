@@ -32,7 +32,7 @@ AGREE: dict[str, dict[str, Any]] = {
     "a list with the MTP layer": {"linear_attn_config": {"full_attn_layers": [*FULL, 8]}},
     **{
         f"{size!r} for a group size": {"layer_group_size": size}
-        for size in (0, -4, True, "4", 3.0, [4], None)
+        for size in (0, -3, True, "4", 3.0, [4], None)
     },
 }
 
