@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..errors import CheckpointError, ErrorCode, KdaStreamError
@@ -23,25 +23,30 @@ def numbering_problems(
         checkpoint.require_every_layer()
     except CheckpointError as error:
         yield error
-    numbers = {int(layer.index) for layer in layers}
+    kinds = {int(layer.index): layer.is_kda_block for layer in layers}
     if config is None or count is None:
-        yield from _gap(checkpoint, numbers)
+        yield from _gap(checkpoint, kinds)
         return
-    yield from _strays(checkpoint, numbers, count, mtp_layer_count(config))
-    kinds = {int(x.index): x.is_kda or x.is_broken_kda for x in layers if x.index < count}
-    yield from layer_disagreements(config, count, kinds, path)
+    yield from _strays(checkpoint, kinds, count, mtp_layer_count(config))
+    decoder = {number: is_kda for number, is_kda in kinds.items() if number < count}
+    yield from layer_disagreements(config, count, decoder, path)
 
 
 def _strays(
-    checkpoint: Checkpoint, numbers: set[int], decoder: int, mtp: int | None
+    checkpoint: Checkpoint, kinds: Mapping[int, bool], decoder: int, mtp: int | None
 ) -> Iterator[CheckpointError]:
-    """MTP layers stand right behind the decoder's own, as many as the config counts, if it does."""
-    end = next(number for number in itertools.count(decoder) if number not in numbers)
-    if mtp is not None:
-        end = min(end, decoder + mtp)
-    stray = [number for number in numbers if number >= end]
+    """MTP layers stand right behind the decoder's own, as many as the config counts.
+
+    Where it counts none, those that are no KDA blocks: none was seen whose MTP layer is one.
+    """
+    if mtp is None:
+        end = next(number for number in itertools.count(decoder) if kinds.get(number, True))
+        behind = "MTP layers, no KDA layers,"
+    else:
+        end = next(n for n in itertools.count(decoder) if n not in kinds or n == decoder + mtp)
+        behind = plural(mtp, "MTP layer")
+    stray = [number for number in kinds if number >= end]
     if stray:
-        behind = "MTP layers" if mtp is None else plural(mtp, "MTP layer")
         yield CheckpointError(
             ErrorCode.LAYERS_STRAY,
             "layers lie behind all that the config counts",
@@ -52,7 +57,7 @@ def _strays(
         )
 
 
-def _gap(checkpoint: Checkpoint, numbers: set[int]) -> Iterator[CheckpointError]:
+def _gap(checkpoint: Checkpoint, numbers: Collection[int]) -> Iterator[CheckpointError]:
     """With no count to compare with, only what is missing between two layers can be told."""
     last = max(numbers)
     if last + 1 > len(numbers):

@@ -46,6 +46,11 @@ class LayerFacts:
         """Whether it is a KDA layer of the decoder."""
         return self.label == AttnBlockKind.KDA
 
+    @property
+    def is_kda_block(self) -> bool:
+        """Whether its attention is, or ought to be, a KDA block, wherever the layer stands."""
+        return self.kind is AttnBlockKind.KDA or self.is_broken_kda
+
     def json(self) -> dict[str, Any]:
         """The layer as --json shows it."""
         return {

@@ -20,8 +20,9 @@ def layer_disagreements(
     """An error for each place of the config that has other KDA layers than the names show.
 
     `count` is how many decoder layers the config counts; `kinds` says of those that are there
-    whether each is a KDA layer. The lists of a `linear_attn_config` count from 0 or from 1, and
-    what is right for one of these is right; where neither is, the nearer one is told.
+    whether each is a KDA layer. The lists of a `linear_attn_config` count from 0, or from 1 where
+    they have no 0: what is right for one of these is right; where neither is, the nearer one is
+    told.
     """
     present = frozenset(kinds)
     shown = frozenset(number for number, is_kda in kinds.items() if is_kda)
@@ -71,12 +72,13 @@ def _claims(
             yield "layer_types", (linear,)
         lists = section.get("linear_attn_config")
         if isinstance(lists, Mapping):
-            kda = _numbers(lists.get("kda_layers"))
-            if kda is not None:
-                yield "kda_layers", (present & kda, present & _from_one(kda))
-            full = _numbers(lists.get("full_attn_layers"))
-            if full is not None:
-                yield "full_attn_layers", (present - full, present - _from_one(full))
+            kda = _readings(lists.get("kda_layers"))
+            if kda:
+                held = (frozenset(n for n in one if n in present or n >= count) for one in kda)
+                yield "kda_layers", tuple(held)
+            full = _readings(lists.get("full_attn_layers"))  # which may have MTP layers
+            if full:
+                yield "full_attn_layers", tuple(present - one for one in full)
         size = section.get(GROUPED_SIGN)
         if type(size) is int and size > 0:
             grouped = frozenset(n for n in present if (n + 1) % size)
@@ -90,11 +92,11 @@ def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield section
 
 
-def _numbers(value: object) -> Layers | None:
-    if isinstance(value, list) and all(type(number) is int for number in value):
-        return frozenset(value)
-    return None
-
-
-def _from_one(numbers: Layers) -> Layers:
-    return frozenset(number - 1 for number in numbers)
+def _readings(value: object) -> tuple[Layers, ...]:
+    """A list of layers counted from 0, and from 1 unless it has a 0; none of what is no list."""
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        return ()
+    from_zero = frozenset(value)
+    if 0 in from_zero:
+        return (from_zero,)
+    return (from_zero, frozenset(number - 1 for number in from_zero))

@@ -59,11 +59,15 @@ def _is_mlx(tensors: Tensors) -> bool:
 
 
 def _is_packed(tensors: Tensors) -> bool:
-    ends = (".weight_packed", ".qweight", ".weight_scale")
+    ends = (".weight_packed", ".qweight")
     projections = [t for name, t in tensors.items() if t and name.endswith("q_proj.weight")]
     return any(name.endswith(ends) for name in tensors) or any(
         tensor.dtype in ("U8", "I8", "I32", "F4") for tensor in projections
     )
+
+
+def _has_scales(tensors: Tensors) -> bool:
+    return any(name.endswith((".weight_scale", ".weight_scale_inv")) for name in tensors)
 
 
 def _has_mixed_gates(tensors: Tensors) -> bool:
@@ -94,17 +98,18 @@ _KNOWN: Final[tuple[tuple[Callable[[Tensors], bool], str], ...]] = (
         ),
     ),
     (
-        _has(".weight_scale_inv"),
-        (
-            "it looks like quantised attention (weight_scale_inv beside a projection), which no "
-            "family here holds: load a build that leaves the KDA layers as they are"
-        ),
-    ),
-    (
         _is_packed,
         (
             "it looks like packed quantised attention (weight_packed, or integers for weights), "
             "which no family here holds: load a build that leaves the KDA layers as they are"
+        ),
+    ),
+    (
+        _has_scales,
+        (
+            "it looks like quantised attention (weight_scale or weight_scale_inv beside a "
+            "projection), which no family here holds: load a build that leaves the KDA layers as "
+            "they are"
         ),
     ),
     (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import pytest
 from cli.running import Rewrite, Run
 from support.checkpoints import UNEVEN
 from support.families import FAMILIES, write_family
 
-from kda_stream import KIMI_K3, KdaConfig, open_checkpoint
+from kda_stream import KIMI_K3, KdaConfig, PayloadError, open_checkpoint
+from kda_stream.cli.diff import diff_paths
 from kda_stream.testing import KDA, Layout, Replica, write_checkpoint, write_replica
 
 CONFIG = KdaConfig(hidden=24, heads=3, head_dim=70, conv_kernel=4)
@@ -136,6 +139,18 @@ def test_what_lies_behind_the_decoder_s_own_layers_is_not_compared(
     flip_a_bit(b, f"{Layout().prefix}1.self_attn.dt_bias")
     ran = run("diff", a, b, "--payload", "--json")
     assert (ran.status, ran.json["layers_a"], ran.json["tensors"]) == (0, [0], 15)
+
+
+def test_a_file_that_changes_while_it_is_compared_is_an_error_and_no_difference(
+    small: Path, copied: Path
+) -> None:
+    def cut(_: str) -> None:
+        for path in copied.glob("*.safetensors"):
+            os.truncate(path, path.stat().st_size - 1)
+
+    with pytest.raises(PayloadError) as caught:
+        diff_paths(str(small), str(copied), payload=True, watch=cut)
+    assert Path(caught.value.path or "").parent == copied
 
 
 def test_what_cannot_be_read_is_refused(run: Run, small: Path, tmp_path: Path) -> None:

@@ -170,6 +170,23 @@ def test_a_kda_layer_that_is_exactly_of_no_family_is_told_so(run: Run, rewritten
     assert run("inspect", path, "--json").json["layer_details"][4]["family"] is None
 
 
+def test_a_kda_block_behind_the_decoder_s_layers_is_an_mtp_layer_and_counts_as_other(
+    run: Run, edit_config: EditConfig
+) -> None:
+    """Of the layers that are left, 0-2, 4 and 5 are KDA; 6 is a KDA block too."""
+    path = edit_config(lambda config: config.update(num_hidden_layers=6))
+    ran = run("inspect", path)
+    assert "KKKDKKMMM" in ran.stdout
+    assert " layer:shard 0:1 1:1 2:1+2 4:2 5:2+3\n" in ran.stdout
+    found = run("inspect", path, "--json").json
+    layer = found["layer_details"][6]
+    assert (layer["kind"], layer["is_mtp"], layer["family"]) == ("KDA", True, "GLM5_NEXT")
+    assert found["kda_bytes"] == 5 * layer["kda_bytes"]
+    for dtype, tensors in (("BF16", 5 * 13), ("F32", 5 * 2)):
+        all_of_it, other = found["dtypes"][dtype], found["other_dtypes"][dtype]
+        assert all_of_it["tensors"] - other["tensors"] == tensors
+
+
 def test_layers_that_lie_in_one_shard_each_span_none(run: Run, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "one", Layout(shards=1))
     stdout = run("inspect", tmp_path / "one").stdout

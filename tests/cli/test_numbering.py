@@ -44,6 +44,12 @@ def edited(folder: Path, change: Change) -> Path:
     return folder
 
 
+def of_four_layers(config: dict[str, Any]) -> None:
+    """Make it the config of a shorter model."""
+    config.update(num_hidden_layers=4)
+    config["linear_attn_config"].update(kda_layers=[0, 1, 2], full_attn_layers=[3])
+
+
 # --- numbers --------------------------------------------------------------------------------------
 
 
@@ -91,11 +97,28 @@ def test_kda_layers_of_a_longer_model_are_stray_and_not_taken_for_mtp_layers(
 ) -> None:
     kinds = (KDA, KDA, KDA, DSA, KDA, KDA, KDA)
     path = write_checkpoint(tmp_path / "longer", Layout(kinds=kinds, mtp=0))
-    ran = run("verify", edited(path, lambda config: config.update(num_hidden_layers=4)))
+    ran = run("verify", edited(path, of_four_layers))
     assert ran.status == 1
     (error,) = ran.errors
     assert error.endswith(
         "expected 4 decoder layers and 0 MTP layers right behind, got layers 4-6 besides"
+    )
+
+
+@pytest.mark.parametrize("lost", [None, "A_log"], ids=["whole", "broken"])
+def test_where_no_mtp_layers_are_counted_a_kda_layer_is_none(
+    run: Run, rewritten: Rewrite, lost: str | None
+) -> None:
+    """Of the layers behind the fourth, layer 4 may be an MTP layer; what follows a stray is one."""
+    layout = Layout(kinds=(KDA, KDA, KDA, DSA, DSA, KDA, DSA), mtp=0)
+    path = rewritten(lambda t: None if t.name.endswith(f"layers.5.self_attn.{lost}") else t, layout)
+    edited(path, of_four_layers)
+    ran = run("verify", edited(path, lambda config: config.pop("num_nextn_predict_layers")))
+    assert ran.status == 1
+    (error,) = ran.errors
+    assert error.endswith(
+        "expected 4 decoder layers and MTP layers, no KDA layers, right behind, "
+        "got layers 5-6 besides"
     )
 
 
@@ -178,6 +201,7 @@ def types(*linear: int) -> Change:
         (lists(kda_layers=[0, 1, 2, 4, 5]), "kda_layers", "0-2, 4-5"),
         (lists(kda_layers=[1, 2, 3, 5, 6]), "kda_layers", "0-2, 4-5"),
         (lists(kda_layers=[2, 3, 4, 6, 7, 8]), "kda_layers", "1-3, 5-7"),
+        (lists(kda_layers=[0, 1, 2, 4, 5, 6, 9]), "kda_layers", "0-2, 4-6, 9"),
         (lists(full_attn_layers=[7]), "full_attn_layers", "0-6"),
         (lists(full_attn_layers=[8]), "full_attn_layers", "0-6"),
         (lists(full_attn_layers=[4, 6]), "full_attn_layers", "0-2, 4, 6-7"),

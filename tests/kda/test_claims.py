@@ -28,7 +28,12 @@ AGREE: dict[str, dict[str, Any]] = {
     },
     "a group size": {"layer_group_size": 4},
     "what is no list": {"layer_types": "all", "linear_attn_config": {"kda_layers": ["0"]}},
-    "what is no group size": {"layer_group_size": 0},
+    "layer_types of MTP layers too": {"layer_types": [*TYPES, "linear_attention"]},
+    "a list with the MTP layer": {"linear_attn_config": {"full_attn_layers": [*FULL, 8]}},
+    **{
+        f"{size!r} for a group size": {"layer_group_size": size}
+        for size in (0, -3, True, "4", 3.0, [4], None)
+    },
 }
 
 
@@ -43,6 +48,9 @@ def test_what_agrees_is_no_finding(name: str, nested: bool) -> None:
     ("place", "config"),
     [
         ("layer_types", {"layer_types": TYPES[::-1]}),
+        ("layer_types", {"layer_types": TYPES[:6]}),
+        ("kda_layers", {"linear_attn_config": {"kda_layers": []}}),
+        ("full_attn_layers", {"linear_attn_config": {"full_attn_layers": []}}),
         ("kda_layers", {"linear_attn_config": {"kda_layers": [*KDA, 7]}}),
         ("full_attn_layers", {"linear_attn_config": {"full_attn_layers": [3]}}),
         ("layer_group_size", {"layer_group_size": 3}),
@@ -66,6 +74,27 @@ def test_of_two_readings_of_a_list_the_one_nearer_to_the_names_is_told(base: int
     }
     problems = list(layer_disagreements({"linear_attn_config": lists}, 8, KINDS, "c"))
     assert [problem.got for problem in problems] == ["KDA layers 0-2, 5-6, by the config"] * 2
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_a_kda_layer_behind_all_that_there_are_is_told(base: int) -> None:
+    lists = {"kda_layers": [number + base for number in [*KDA, 20]]}
+    (problem,) = layer_disagreements({"linear_attn_config": lists}, 8, KINDS, "c")
+    assert problem.got == "KDA layers 0-2, 4-6, 20, by the config"
+
+
+@pytest.mark.parametrize(
+    ("place", "numbers", "claimed"),
+    [
+        ("kda_layers", [0, *one_more(KDA)], "0-3, 5-7"),
+        ("full_attn_layers", [0, *one_more(FULL)], "1-3, 5-7"),
+    ],
+)
+def test_a_list_that_has_a_0_counts_from_0(place: str, numbers: list[int], claimed: str) -> None:
+    """Counted from 1 the rest of it would be right."""
+    config = {"linear_attn_config": {place: numbers}}
+    (problem,) = layer_disagreements(config, 8, KINDS, "c")
+    assert problem.got == f"KDA layers {claimed}, by the config"
 
 
 def test_of_layers_that_are_missing_nothing_is_said_here() -> None:

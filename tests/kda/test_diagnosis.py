@@ -163,6 +163,11 @@ def scale_inv(source: MemorySource) -> None:
     source.put("self_attn.q_proj.weight_scale_inv", Stored("F32", (1, 1)))
 
 
+def scale(source: MemorySource) -> None:
+    source.put_as("self_attn.q_proj.weight", "F8_E4M3", Q * X)
+    source.put("self_attn.q_proj.weight_scale", Stored("F32", (Q, 1)))
+
+
 def packed_names(source: MemorySource) -> None:
     source.drop("self_attn.q_proj.weight")
     source.put("self_attn.q_proj.weight_packed", Stored("U8", (Q, X // 2)))
@@ -211,7 +216,10 @@ def f_without(leaf: str) -> Change:
 
 OLDER = "older release of the transformers library"
 MLX = "an MLX build"
-QUANTISED = "quantised attention (weight_scale_inv beside a projection), which no family here holds"
+QUANTISED = (
+    "like quantised attention (weight_scale or weight_scale_inv beside a projection), which no "
+    "family here holds"
+)
 PACKED = "packed quantised attention"
 MIXED = "mixes two families"
 CAST = "A_log is BF16"
@@ -224,6 +232,7 @@ KNOWN = {
     "MLX, transposed conv": (transposed_conv, MLX),
     "MLX, scales": (scales, MLX),
     "weight_scale_inv": (scale_inv, QUANTISED),
+    "weight_scale": (scale, QUANTISED),
     "weight_packed": (packed_names, PACKED),
     "qweight": (packed_qweight, PACKED),
     **{f"q_proj in {dtype}": (in_dtype(dtype), PACKED) for dtype in ("U8", "I8", "I32")},
@@ -366,3 +375,5 @@ def test_a_block_that_is_accepted_is_not_judged_by_its_looks() -> None:
     """What would be said of another family's block is right in this one."""
     source = KIMI_LINEAR.stored_as({"A_log": "BF16"}).source(UNEVEN)
     bind_kda_weights(kda_config(UNEVEN), 0, source, family=kda_stream.KIMI_LINEAR)[0].release()
+    source.drop("self_attn.o_norm.weight")
+    assert refusal(source, KIMI_LINEAR).looks_like is None
