@@ -7,6 +7,7 @@ It needs torch; the model here is a dictionary of tensors on the device.
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import torch
@@ -30,10 +31,13 @@ Model = dict[str, torch.Tensor]
 
 def main() -> int:
     """Load the checkpoint that the command line names; the exit status."""
+    parser = argparse.ArgumentParser(description="Load a checkpoint as serving code does.")
+    parser.add_argument("checkpoint")
+    path = parser.parse_args().checkpoint
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Model = {}
     try:
-        with open_checkpoint(sys.argv[1]) as checkpoint:
+        with open_checkpoint(path) as checkpoint:
             load(checkpoint, model, device)
             check_again(checkpoint)
     except BindError as error:

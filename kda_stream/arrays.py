@@ -15,7 +15,7 @@ from .errors import ArgumentError, ErrorCode, NotInstalledError
 
 if TYPE_CHECKING:
     import numpy
-    import torch
+    from torch import Tensor
 
 _NUMPY: Final = MappingProxyType(
     {
@@ -75,7 +75,7 @@ def as_numpy(
 
 def as_torch(
     dtype: str, shape: Sequence[int], memory: memoryview, *, name: str | None = None
-) -> torch.Tensor:
+) -> Tensor:
     """The bytes as a torch tensor that keeps the memory in use.
 
     torch has no read-only tensors: what is written into this one is written to the memory, also
@@ -91,8 +91,9 @@ def as_torch(
     if found is None or extents is None:
         raise _not_held(dtype, f"torch {torch.__version__}", name)
     if not memory.nbytes:
-        return torch.empty(extents, dtype=found)
-    flat = torch.from_numpy(_writable(memory))
+        empty: Tensor = torch.empty(extents, dtype=found)
+        return empty
+    flat: Tensor = torch.from_numpy(_writable(memory))
     _require_aligned(flat.data_ptr(), max(DTYPE_BITS[dtype] // 8, 1), name)
     return flat.view(found).view(extents)
 
@@ -159,7 +160,7 @@ def _numpy_dtype(dtype: str, name: str | None) -> numpy.dtype[Any]:
         import ml_dtypes
     except ImportError as error:
         what = f"{dtype} as a numpy array needs ml_dtypes"
-        raise _not_installed(what, error, "'kda-stream[numpy]'", name) from None
+        raise _not_installed(what, error, "ml_dtypes", name) from None
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
     return found
 

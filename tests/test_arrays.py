@@ -119,7 +119,7 @@ def test_bf16_says_how_it_is_had_where_ml_dtypes_is_missing(run_python: RunPytho
     """
     message = run_python(WITHOUT_FRAMEWORKS + "if True:" + script)
     assert "BF16 as a numpy array needs ml_dtypes" in message
-    assert "pip install 'kda-stream[numpy]'" in message
+    assert "pip install ml_dtypes" in message
 
 
 # --- DLPack ---------------------------------------------------------------------------------------

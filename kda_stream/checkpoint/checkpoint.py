@@ -88,7 +88,7 @@ class Reader(Protocol):
     """Somebody who brings payload in by a thread of its own."""
 
     def end_with(self, error: KdaStreamError) -> None:
-        """Have the thread end, and wait for it; `error` is why no more comes, if more was to come."""
+        """Have the thread end, and wait for it; `error` is why no more will come, if it was to."""
         ...
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..errors import ArgumentError, ErrorCode
+from ..errors import ArgumentError, ErrorCode, listed
 from ..kda.source import RawTensor
 
 _CODES: Final = {
@@ -32,12 +32,13 @@ class MappingSource:
     `tensors` may hold more than the layer, such as a whole state_dict: `prefix` is what stands
     before the layer-relative names, and names without it are left out. Nothing is copied and the
     memory stays the caller's; what is written to it later is seen. BF16 of numpy is ml_dtypes'.
+    Raises `ArgumentError` when no name begins with `prefix`.
 
     `get` raises `ArgumentError` for what is no plain memory of this machine: tensors on another
     device, without data, sparse, quantised, or not contiguous in C order.
 
     Example:
-        source = MappingSource(model_tensors, prefix="model.layers.0.")
+        source = MappingSource(model_tensors, prefix="model.language_model.layers.0.")
         weights, report = bind_kda_weights(config, 0, source, copy=False)
     """
 
@@ -47,6 +48,14 @@ class MappingSource:
             for name, tensor in tensors.items()
             if name.startswith(prefix)
         }
+        if tensors and not self._tensors:
+            raise ArgumentError(
+                ErrorCode.ARGUMENT,
+                "no tensor's name begins with the prefix",
+                expected=f"names such as {prefix}self_attn.A_log",
+                got=listed(list(tensors)),
+                hint="pass all that stands before self_attn., the last dot too",
+            )
 
     def names(self) -> list[str]:
         """Every layer-relative name."""

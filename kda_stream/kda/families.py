@@ -1,4 +1,4 @@
-"""The families of checkpoints that hold KDA layers. Another one is another table at the end.
+"""The families of checkpoints that hold KDA layers. Another one is another table above `FAMILIES`.
 
 What is marked `unverified` was not read from a published file; where it is from stands beside it.
 """

@@ -88,6 +88,11 @@ def test_names_of_other_layers_are_left_out() -> None:
     assert classify_attn_block(source.names()) is AttnBlockKind.KDA
 
 
+def test_a_prefix_that_no_name_has_is_told_with_the_names() -> None:
+    with pytest.raises(ArgumentError, match=r"layers\.0\.self_attn\.A_log.*got model\.layers\.1\."):
+        MappingSource(raw_tensors(GLM5_NEXT, "model.layers.1."), prefix="layers.0.")
+
+
 def test_an_empty_layer_is_refused_by_the_binder() -> None:
     with pytest.raises(BindError, match="missing"):
         bind_kda_weights(CONFIG, 0, MappingSource({}))
