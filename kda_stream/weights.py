@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Final, NoReturn
 
 from .checkpoint.checkpoint import Checkpoint
 from .closing import Closing, finish_first
-from .errors import ArgumentError, ErrorCode, StreamError
+from .errors import ArgumentError, ErrorCode, StreamError, in_words
 from .kda.source import RawTensor
 from .limits import COLLECT_SECONDS, KEPT_SECONDS, LAYOUT_BYTES, WEIGHTS_SLOT_BYTES
 from .packing import LARGES, ORDERS, Batch, Large, Order, Part, batches
@@ -181,6 +182,7 @@ class WeightStream(Closing):
         self._stager: _WeightStager | None = None
         self._filling: _Filling | None = None
         self._process = os.getpid()
+        self._turn = threading.Lock()
         self._lease: Lease | None = None
         self._parts: Iterator[Part] = iter(())
         self._kept_since: float | None = None
@@ -198,6 +200,17 @@ class WeightStream(Closing):
         return self
 
     def __next__(self) -> tuple[str, RawTensor]:
+        if not self._turn.acquire(blocking=False):
+            self._refuse_misuse(
+                "another thread is at its next step",
+                "take the tensors in one thread, and hand them to the others",
+            )
+        try:
+            return self._step()
+        finally:
+            self._turn.release()
+
+    def _step(self) -> tuple[str, RawTensor]:
         stager = self._running()
         part = next(self._parts, None)
         if part is None:
@@ -398,7 +411,7 @@ def _require_options(checkpoint: object, order: str, large: str) -> None:
                 ErrorCode.ARGUMENT,
                 f"{name} is unknown",
                 expected=" or ".join(_OPTIONS[name]),
-                got=repr(given),
+                got=in_words(given, repr),
                 hint=f"leave it out: {_OPTIONS[name][0]!r} is what most want",
             )
 

@@ -350,6 +350,43 @@ def test_a_generator_between_them_may_keep_the_last_tensor(checkpoint: Checkpoin
     assert sum(1 for _ in renamed()) == len(checkpoint)
 
 
+def test_of_several_threads_at_its_step_all_but_one_are_refused_and_no_bytes_are_wrong(
+    mixed: Mixed, checkpoint: Checkpoint
+) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    came: list[str] = []
+    wrong: list[str] = []
+    refused: list[str] = []
+
+    def step(stream: WeightStream) -> None:
+        while True:
+            try:
+                name, tensor = next(stream)
+            except StopIteration:
+                break
+            except StreamError as error:
+                refused.append(error.what)
+                continue
+            came.append(name)
+            if bytes(tensor.data) != mixed[1][name].data:
+                wrong.append(name)
+            del tensor
+
+    try:
+        stream = iter_weights(checkpoint, slot_bytes=16384, slots=8, lock="off")
+        threads = [threading.Thread(target=step, args=(stream,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert wrong == []
+    assert sorted(came) == sorted(mixed[1])
+    assert set(refused) <= {"another thread is at its next step"}
+
+
 # --- its end --------------------------------------------------------------------------------------
 
 
@@ -585,6 +622,7 @@ def test_a_tensor_with_memory_of_its_own_is_locked_for_as_long_as_it_is_looked_a
     ("options", "said"),
     [
         ({"order": "shard"}, "order is unknown"),
+        pytest.param({"read": 10**5000}, "more digits than can be printed", id="long"),
         ({"large": "skip"}, "large is unknown"),
         ({"slots": 1}, "one slot is not enough"),
         ({"slots": 1000}, "slots is out of range"),

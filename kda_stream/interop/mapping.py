@@ -91,6 +91,8 @@ def _torch_bytes(tensor: Any, name: str) -> Any:
         raise _refused(name, "a dense tensor", str(tensor.layout), "to_dense()")
     if tensor.device.type != "cpu":
         raise _refused(name, "a tensor on the CPU", f"one on {tensor.device}", "cpu()")
+    if tensor.numel() and not tensor.data_ptr():
+        raise _refused(name, "a tensor with memory", "one whose storage was freed", "")
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise _refused(name, "contiguous", f"strides {tensor.stride()}", "contiguous()")
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..checkpoint.checkpoint import Checkpoint
 from ..dtypes import KdaDtype
 from ..errors import ArgumentError, BindError, ErrorCode, listed
-from ..kda.check import FamilyChoice, check_kda_block
+from ..kda.check import FamilyChoice, check_kda_block, require_family
 from ..kda.families import GLM5_NEXT_F32_CONV
 from ..kda.family import A_LOG_FIELD, CONV_FIELD, KdaFamily, field_name
 from ..kda.source import RawTensor
@@ -50,6 +50,7 @@ def published_source(
         source = published_source(model.state_dict(), "model.language_model.layers.0.")
         weights, report = bind_kda_weights(config, 0, source, family=GLM5_NEXT_F32_CONV)
     """
+    require_family(family)
     found: dict[str, Any] = {}
     for full_name, tensor in tensors.items():
         if not full_name.startswith(prefix):

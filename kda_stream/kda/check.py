@@ -117,7 +117,7 @@ def check_kda_block(
     family's block beside it. Raises `BindError` with every problem there is; with "auto", those
     with the family that comes nearest.
     """
-    _require_source(source)
+    require_source(source)
     if family == "auto":
         layer = _Layer.of(source, BLOCKS)
         chosen, _, problems = layer.nearest(dict.fromkeys(FAMILIES, config), layer_idx)
@@ -154,7 +154,7 @@ def identify_block(
     source: KdaTensorSource, config: KdaConfig | None = None
 ) -> tuple[KdaFamily, KdaConfig]:
     """`identify_family`, and the geometry of the layer: the config's, or that of its tensors."""
-    _require_source(source)
+    require_source(source)
     layer = _Layer.of(source, BLOCKS)
     layer_idx = int(getattr(source, "index", -1))
     if config is not None:
@@ -266,7 +266,8 @@ class _Layer:
         )
 
 
-def _require_source(source: object) -> None:
+def require_source(source: object) -> None:
+    """Raise `ArgumentError` when `source` is no `KdaTensorSource`."""
     if not callable(getattr(source, "names", None)) or not callable(getattr(source, "get", None)):
         raise ArgumentError(
             ErrorCode.ARGUMENT,

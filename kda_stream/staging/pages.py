@@ -11,7 +11,14 @@ from functools import partial
 from typing import Any, Final
 
 from ..closing import renew_locks_after_fork
-from ..errors import ArgumentError, ClosedError, ErrorCode, MemoryRefusedError, PayloadError
+from ..errors import (
+    ArgumentError,
+    ClosedError,
+    ErrorCode,
+    MemoryRefusedError,
+    PayloadError,
+    in_words,
+)
 from ..limits import HUGE_PAGE_BYTES
 from .native import extension
 
@@ -254,7 +261,7 @@ def map_anonymous(nbytes: int) -> Mapping:
         raise MemoryRefusedError(
             ErrorCode.MEMORY_REFUSED,
             "the system refuses the memory for the slots",
-            expected=f"{rounded} bytes",
+            expected=f"{in_words(rounded)} bytes",
             got=refusal,
             hint="use fewer slots, or raise the limit on memory",
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from typing import Final, Literal, Protocol
 
-from ..errors import ArgumentError, ErrorCode, PayloadError
+from ..errors import ArgumentError, ErrorCode, PayloadError, in_words
 from ..limits import (
     COPY_THREADS_MAX,
     DIRECT_BLOCK_BYTES_MAX,
@@ -120,7 +120,7 @@ def require_read_choice(path: str, residency: str) -> None:
                 ErrorCode.ARGUMENT,
                 f"{name} is unknown",
                 expected=" or ".join(known),
-                got=repr(given),
+                got=in_words(given, repr),
                 hint='"auto" chooses by what is in the page cache and how much memory is left',
             )
 

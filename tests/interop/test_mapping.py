@@ -151,6 +151,15 @@ def test_what_torch_holds_otherwise_is_refused_with_what_to_call() -> None:
 
 
 @pytest.mark.interop
+def test_a_tensor_whose_storage_was_freed_is_refused_and_not_read() -> None:
+    torch = pytest.importorskip("torch", reason="needs the interop extra")
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match="storage was freed"):
+        MappingSource({"x": tensor}).get("x")
+
+
+@pytest.mark.interop
 def test_a_parameter_and_a_scalar_of_torch_are_viewed() -> None:
     torch = pytest.importorskip("torch", reason="needs the interop extra")
     parameter = torch.nn.Parameter(torch.ones(2, 3))

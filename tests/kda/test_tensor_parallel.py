@@ -97,6 +97,20 @@ def test_a_family_that_is_none_is_refused() -> None:
         KdaTpPlan(CONFIG, 0, 2, family="auto")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("config", [None, "config.json", {"heads": 4}])
+def test_a_config_that_is_none_is_refused(config: object) -> None:
+    with pytest.raises(ArgumentError, match="config is none: expected a KdaConfig"):
+        KdaTpPlan(config, 0, 1)  # type: ignore[arg-type]
+
+
+def test_a_source_and_a_plan_that_are_none_are_refused() -> None:
+    made = plan(GLM5_NEXT, 0, 2)
+    with pytest.raises(ArgumentError, match="no KdaTensorSource"):
+        KdaShardedSource({}, made)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="plan is none: expected a KdaTpPlan"):
+        KdaShardedSource(GLM5_NEXT.source(GEOMETRY), CONFIG)  # type: ignore[arg-type]
+
+
 def test_a_count_of_heads_from_a_hostile_config_is_answered_at_once() -> None:
     with pytest.raises(ArgumentError, match="does not divide"):
         KdaTpPlan(KdaConfig(1, 2**63 + 1, 1, 1), 0, 2)
