@@ -91,8 +91,10 @@ def _torch_bytes(tensor: Any, name: str) -> Any:
         raise _refused(name, "a dense tensor", str(tensor.layout), "to_dense()")
     if tensor.device.type != "cpu":
         raise _refused(name, "a tensor on the CPU", f"one on {tensor.device}", "cpu()")
-    if tensor.numel() and not tensor.data_ptr():
-        raise _refused(name, "a tensor with memory", "one whose storage was freed", "")
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    held = tensor.untyped_storage().nbytes()
+    if tensor.numel() and end > held:
+        raise _refused(name, f"a storage of {end} bytes", f"one of {held}: it was freed", "")
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise _refused(name, "contiguous", f"strides {tensor.stride()}", "contiguous()")
     try:
