@@ -40,7 +40,8 @@ class Stager(Generic[Item, Staged]):
     ) -> None:
         self.staged: deque[Staged] = deque()
         self.failure: BaseException | None = None
-        self._ended_by: KdaStreamError | None = None
+        self._is_ended_by_other = False
+        self._reason: KdaStreamError | None = None
         self._process = os.getpid()
         self.is_waiting = False
         self._thread = BackgroundThread()
@@ -82,7 +83,8 @@ class Stager(Generic[Item, Staged]):
 
     def take_failure(self) -> BaseException | None:
         """Why it ended before all was staged, told once."""
-        failure, self.failure = self.failure or self._ended_by, None
+        failure, self.failure = self.failure or self._reason, None
+        self._reason = None
         if failure is None and not self._ended:
             return no_thread("it ended before its first line, as where memory is short")
         return failure
@@ -95,7 +97,7 @@ class Stager(Generic[Item, Staged]):
     @property
     def stopping(self) -> bool:
         """Whether the stream has told the thread to end."""
-        return self._stop.is_set and self._ended_by is None
+        return self._stop.is_set and not self._is_ended_by_other
 
     def refuse_more(self) -> None:
         """Have the thread end at its next piece, and do not wait."""
@@ -103,6 +105,11 @@ class Stager(Generic[Item, Staged]):
 
     def stop(self) -> None:
         """Have the thread end, and wait for it; one that has not begun will do nothing."""
+        self._is_ended_by_other = False
+        self._reason = None
+        self._end()
+
+    def _end(self) -> None:
         self.refuse_more()
         self.arena.wake()
         while not self.ended:
@@ -113,10 +120,12 @@ class Stager(Generic[Item, Staged]):
 
         Without effect in a forked child, which has no such thread.
         """
-        if os.getpid() == self._process:
-            if not self.ended and not self.stopping:
-                self._ended_by = error
-            self.stop()
+        if self.ended or os.getpid() != self._process:
+            return
+        if not self.stopping:
+            self._reason = error
+            self._is_ended_by_other = True
+        self._end()
 
     # the thread's side
 
