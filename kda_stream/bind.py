@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .arrays import as_dlpack, as_numpy, as_torch
 from .dtypes import DTYPE_BITS, KdaDtype
 from .errors import ArgumentError, ErrorCode, SlotError
-from .kda.check import CheckedBlock, FamilyChoice, check_kda_block
+from .kda.check import CheckedBlock, FamilyChoice, check_kda_block, require_source
 from .kda.config import KdaConfig
 from .kda.families import GLM5_NEXT
 from .kda.family import FIELDS
@@ -213,6 +213,7 @@ def bind_kda_weights(
     Example: `weights, report = bind_kda_weights(config, 0, checkpoint.layer(0))`.
     """
     require_read_choice(read, residency)
+    require_source(source)
     if getattr(source, "index", layer_idx) != layer_idx:
         raise ArgumentError(
             ErrorCode.ARGUMENT,

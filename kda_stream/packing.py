@@ -109,7 +109,17 @@ def _natural(file: str) -> list[tuple[int, str]]:
 def _pieces(name: str, tensor: RawTensor, slot_bytes: int, path: str) -> Iterator[Part]:
     rows = tensor.shape[0] if tensor.shape else 1
     row_bytes = -(-tensor.nbytes // rows)
-    if row_bytes > slot_bytes or tensor.nbytes % rows or DTYPE_BITS[tensor.dtype] % 8:
+    if DTYPE_BITS[tensor.dtype] % 8:
+        raise StreamError(
+            ErrorCode.STREAM_ROW_TOO_LARGE,
+            "a tensor is larger than a slot, and its rows do not fill bytes",
+            path=path,
+            tensor=name,
+            expected=f"at most {slot_bytes} bytes, or a dtype of whole bytes",
+            got=repr(tensor),
+            hint="pass large='own'",
+        )
+    if row_bytes > slot_bytes:
         raise StreamError(
             ErrorCode.STREAM_ROW_TOO_LARGE,
             "a tensor's rows do not fit a slot, and it is to come in pieces",

@@ -185,6 +185,8 @@ class WeightStream(Closing):
         self._turn = threading.Lock()
         self._lease: Lease | None = None
         self._parts: Iterator[Part] = iter(())
+        self._is_over = False  # all was given
+        self._is_closed = False
         self._kept_since: float | None = None
         self._collected_at = 0.0
         self._began_seconds = 0.0
@@ -216,7 +218,8 @@ class WeightStream(Closing):
         if part is None:
             try:
                 part = self._next_batch(stager)
-            except BaseException:
+            except BaseException as error:
+                self._is_over = isinstance(error, StopIteration)
                 self.close()
                 raise
         elif stager.is_waiting:
@@ -254,6 +257,7 @@ class WeightStream(Closing):
         finish_first(self._close)
 
     def _close(self) -> None:
+        self._is_closed = True
         self._batches = iter(())
         self._parts = iter(())
         self._lease = None
@@ -270,6 +274,10 @@ class WeightStream(Closing):
             stager.refuse_more()
 
     def _running(self) -> _WeightStager:
+        if self._is_over:
+            raise StopIteration
+        if self._is_closed:
+            self._refuse_misuse("the stream is closed", "make another one for what it did not give")
         if os.getpid() != self._process:
             self._refuse_misuse(
                 "the stream belongs to the process before the fork", "make another one in this one"
@@ -294,8 +302,6 @@ class WeightStream(Closing):
         """Move on to what is staged next, whose first tensor it gives; raises StopIteration."""
         self._lease = None
         self._kept_since = None
-        if stager.stopping:
-            raise StopIteration
         filled = stager.next_staged(partial(self._look_for_kept, stager))
         self._lease = filled.lease
         self._parts = iter(filled.batch.parts)
@@ -314,8 +320,8 @@ class WeightStream(Closing):
             self._kept_since = self._collected_at = now
         elif now - self._kept_since > KEPT_SECONDS:
             self._refuse_misuse(
-                f"tensors are being kept, and all {self._slots} slots with them",
-                "copy what is needed longer, or drop it sooner; more slots keep more",
+                f"tensors are being kept, and all {self._slots} slots with them or two large ones",
+                "copy what is needed longer, or drop it sooner; more slots keep more of the small",
             )
         elif now - self._collected_at > COLLECT_SECONDS:
             gc.collect()  # what is in a cycle, as of an error and its traceback, is not kept
@@ -389,7 +395,15 @@ def _whole_bytes(checkpoint: Checkpoint, names: list[str]) -> int:
     if checkpoint.report.shards_checked == checkpoint.report.shards:
         return sum(checkpoint.info(name).nbytes for name in names)
     files = {checkpoint.file_of(name) for name in names}
-    return sum(os.stat(os.path.join(checkpoint.directory, file)).st_size for file in files)
+    return sum(_file_bytes(os.path.join(checkpoint.directory, file)) for file in files)
+
+
+def _file_bytes(path: str) -> int:
+    """The file's size; 0 for one that is gone, which is told when its turn comes."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 _OPTIONS: Final = {"order": ORDERS, "large": LARGES}

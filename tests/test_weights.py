@@ -24,6 +24,7 @@ from kda_stream import (
     ArgumentError,
     Checkpoint,
     CheckpointError,
+    KdaStreamError,
     NotFoundError,
     PayloadError,
     RawTensor,
@@ -246,6 +247,14 @@ def test_a_tensor_larger_than_a_slot_comes_in_pieces_of_whole_rows(
     assert whole == data
 
 
+def test_a_dtype_that_does_not_fill_bytes_does_not_come_in_pieces(tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / "a.safetensors", {"f4": Stored("F4", (40, 10), bytes(200))})
+    with open_checkpoint(shard) as checkpoint:
+        with pytest.raises(StreamError, match=r"rows do not fill bytes.*large='own'"):
+            list(iter_weights(checkpoint, slot_bytes=100, large="pieces"))
+        assert len(list(iter_weights(checkpoint, slot_bytes=100))) == 1
+
+
 def test_rows_that_are_larger_than_a_slot_are_refused_by_name(
     large: tuple[Checkpoint, dict[str, bytes]],
 ) -> None:
@@ -399,14 +408,41 @@ def test_a_stream_that_ended_stays_ended(checkpoint: Checkpoint) -> None:
     stream.close()
 
 
-def test_a_stream_that_was_closed_gives_no_more(checkpoint: Checkpoint) -> None:
-    stream = iter_weights(checkpoint)
-    next(stream)
-    stream.close()
-    assert list(stream) == []
-    never_begun = iter_weights(checkpoint)
-    never_begun.close()
-    assert list(never_begun) == []
+def test_a_stream_that_was_closed_does_not_look_like_one_that_has_given_all(
+    checkpoint: Checkpoint,
+) -> None:
+    begun, never_begun = iter_weights(checkpoint), iter_weights(checkpoint)
+    next(begun)
+    for stream in (begun, never_begun):
+        stream.close()
+        with pytest.raises(StreamError, match="the stream is closed"):
+            next(stream)
+
+
+def test_a_loop_whose_stream_is_closed_meanwhile_ends_with_an_error(checkpoint: Checkpoint) -> None:
+    stream = small(checkpoint)
+
+    def take_all() -> None:
+        for count, _ in enumerate(stream):
+            if count == 5:
+                stream.close()
+
+    with pytest.raises(StreamError, match="the stream is closed"):
+        take_all()
+
+
+@pytest.mark.parametrize("gone", ["removed", "dangling"])
+def test_a_shard_that_is_gone_when_its_turn_comes_is_told_of(tmp_path: Path, gone: str) -> None:
+    write_mixed(tmp_path)
+    last = tmp_path / numbered(12)[-1]
+    with open_checkpoint(tmp_path, verify="needed") as checkpoint:
+        last.unlink()
+        if gone == "dangling":
+            last.symlink_to(tmp_path / "none")
+        with pytest.raises(KdaStreamError) as caught:
+            for _ in iter_weights(checkpoint):
+                pass
+    assert last.name in str(caught.value)
 
 
 def test_a_shard_that_changes_on_the_way_ends_the_stream_with_an_error(tmp_path: Path) -> None:
@@ -420,7 +456,8 @@ def test_a_shard_that_changes_on_the_way_ends_the_stream_with_an_error(tmp_path:
             for _ in stream:
                 pass
         assert caught.value.path == str(last)
-        assert list(stream) == []
+        with pytest.raises(StreamError, match="the stream is closed"):
+            next(stream)
 
 
 def test_closing_the_checkpoint_under_it_is_an_error_and_no_hang(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -232,7 +233,7 @@ class Checkpoint(Closing):
         Further, what `layers` raises.
         """
         layers = self._layer_names()
-        number = int(index) if hasattr(index, "__index__") else None
+        number = None if isinstance(index, bool) else _as_number(index)
         names = None if number is None else layers.by_number.get(number)
         if number is None or names is None:
             numbers = list(layers.by_number)
@@ -331,6 +332,13 @@ class Checkpoint(Closing):
         state = "closed" if self._closed else f"{len(self._places)} tensors"
         path = shown(repr(self.path), LINE_CHARS_MAX)
         return f"Checkpoint({path}, {len(self._shards)} shards, {state})"
+
+
+def _as_number(index: object) -> int | None:
+    try:
+        return operator.index(index)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def open_checkpoint(
