@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
+from weakref import ref
 
 from .closing import BackgroundThread
 from .errors import ErrorCode, KdaStreamError, StreamError
@@ -51,12 +53,21 @@ class Stager(Generic[Item, Staged]):
         self._items = items
         self._fill = fill
         self.arena = arena
-        self.choice = replace(choice, stop=self._stop)
+        self._stream: ref[object] | None = None
+        self._dropped: deque[object] = deque()
+        # Of no method of this object, which would be in a cycle with it.
+        end_if_dropped = partial(_end_if_dropped, self._dropped, self._stop)
+        self.choice = replace(choice, stop=self._stop, between=end_if_dropped)
 
     # the stream's side
 
-    def start(self) -> None:
-        """Begin to stage in a thread of its own; raises RuntimeError when there can be none."""
+    def start(self, stream: object) -> None:
+        """Begin to stage in a thread of its own; raises RuntimeError when there can be none.
+
+        It ends when it is told to, or when `stream` is dropped.
+        """
+        # No line of Python in the callback: a KeyboardInterrupt would be lost in it.
+        self._stream = ref(stream, self._dropped.append)
         self._thread.start(self._run)
 
     @property
@@ -97,11 +108,7 @@ class Stager(Generic[Item, Staged]):
     @property
     def stopping(self) -> bool:
         """Whether the stream has told the thread to end."""
-        return self._stop.is_set and not self._is_ended_by_other
-
-    def refuse_more(self) -> None:
-        """Have the thread end at its next piece, and do not wait."""
-        self._stop.set()
+        return (self._stop.is_set and not self._is_ended_by_other) or bool(self._dropped)
 
     def stop(self) -> None:
         """Have the thread end, and wait for it; one that has not begun will do nothing."""
@@ -110,7 +117,7 @@ class Stager(Generic[Item, Staged]):
         self._end()
 
     def _end(self) -> None:
-        self.refuse_more()
+        self._stop.set()
         self.arena.wake()
         while not self.ended:
             self.wait_for_bell()
@@ -139,10 +146,10 @@ class Stager(Generic[Item, Staged]):
     def wait_until(self, done: Callable[[], bool]) -> bool:
         """Wait until `done()`; False when the stream is being closed before."""
         self.is_waiting = True
-        while not done() and not self._stop.is_set:
+        while not done() and not self._is_stopping():
             time.sleep(ENDING_SECONDS)
         self.is_waiting = False
-        return not self._stop.is_set
+        return not self._is_stopping()
 
     def _run(self) -> None:
         """Stage every item; an error is left in `failure`."""
@@ -160,7 +167,12 @@ class Stager(Generic[Item, Staged]):
         self._bell.put(None)
 
     def _is_stopping(self) -> bool:
-        return self._stop.is_set
+        return self._stop.is_set or bool(self._dropped)
+
+
+def _end_if_dropped(dropped: deque[object], stop: CopyStop) -> None:
+    if dropped:
+        stop.set()
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -151,7 +151,7 @@ class KdaLayerStream(Closing):
         self._stager = Stager(self._blocks, fill, arena, self._choice)
         self._checkpoint.add_reader(self._stager)
         try:
-            self._stager.start()
+            self._stager.start(self)
         except RuntimeError as error:
             self.close()
             raise no_thread(str(error)) from None
@@ -209,11 +209,6 @@ class KdaLayerStream(Closing):
         self._stager.staged.clear()
         self._current = None
         self._stager.arena.close()
-
-    def __del__(self) -> None:
-        stager = getattr(self, "_stager", None)
-        if stager is not None:  # dropped without close(): the thread, which holds it, must end
-            stager.refuse_more()
 
     # the consumer's side
 

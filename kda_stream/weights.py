@@ -268,11 +268,6 @@ class WeightStream(Closing):
             if self._filling is not None:
                 self._filling.leave()
 
-    def __del__(self) -> None:
-        stager = getattr(self, "_stager", None)
-        if stager is not None:  # dropped without close(): the thread, which holds it, must end
-            stager.refuse_more()
-
     def _running(self) -> _WeightStager:
         if self._is_over:
             raise StopIteration
@@ -292,7 +287,7 @@ class WeightStream(Closing):
             stager = self._stager = Stager(self._batches, self._filling, arena, self._choice)
             self._checkpoint.add_reader(stager)
             try:
-                stager.start()
+                stager.start(self)
             except RuntimeError as error:
                 self.close()
                 raise no_thread(str(error)) from None

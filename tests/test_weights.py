@@ -24,9 +24,11 @@ from kda_stream import (
     ArgumentError,
     Checkpoint,
     CheckpointError,
+    KdaLayerStream,
     KdaStreamError,
     NotFoundError,
     PayloadError,
+    PinnedArena,
     RawTensor,
     StreamError,
     TensorPiece,
@@ -551,6 +553,12 @@ print(json.dumps([before.left(), raised]))
         ENDS["a cut shard"]: "PayloadError",
         ENDS["keeping all"]: "StreamError",
     }.get(what)
+
+
+@pytest.mark.parametrize("kind", [WeightStream, KdaLayerStream, PinnedArena])
+def test_no_line_of_python_runs_when_one_is_dropped(kind: type) -> None:
+    """A KeyboardInterrupt in a destructor is lost, and the thread would not be told to end."""
+    assert not any("__del__" in vars(base) for base in kind.__mro__)
 
 
 @linux_only

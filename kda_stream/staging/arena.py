@@ -69,10 +69,6 @@ class _Memory:
         else:
             self.report = replace(self.report, registration_refusal="; ".join(refusal))
 
-    def __del__(self) -> None:
-        if self._registration is not None:  # dropped without close()
-            self._registration.end()
-
     def renew_locks(self) -> None:
         """Make new locks, as in a forked child."""
         # Entered by its own `with`, never by the condition's: that one is written in Python, and
@@ -101,6 +97,14 @@ class _Memory:
                 self._locked = False
             gone = self.mapping.close()
         return gone
+
+
+class _RegisteredMemory(_Memory):
+    """Memory that a driver knows; apart, since Ctrl-C in a destructor is lost."""
+
+    def __del__(self) -> None:
+        if self._registration is not None:  # dropped without close()
+            self._registration.end()
 
 
 class Slot:
@@ -350,7 +354,8 @@ class PinnedArena(Closing):
         require_registrar(register)
         stride = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
         debug = sys.flags.dev_mode if debug is None else debug
-        self._memory = _Memory(stride * slots, lock, register, debug=debug)
+        kind = _Memory if register is None else _RegisteredMemory
+        self._memory = kind(stride * slots, lock, register, debug=debug)
         self._gone = False
         self.report = self._memory.report
         self.slots = tuple(Slot(self._memory, n, n * stride, slot_bytes) for n in range(slots))
