@@ -16,7 +16,7 @@ from .kda.config import KdaConfig
 from .kda.families import GLM5_NEXT
 from .kda.family import FIELDS
 from .kda.padding import bytes_not_zero, padding_error
-from .kda.source import KdaTensorSource, RawTensor
+from .kda.source import KdaTensorSource, PayloadFile, RawTensor
 from .layout import Field, Layout, fields_of, lay_out, require_alignment, slot_bytes_for
 from .limits import SLOT_ALIGNMENT_BYTES
 from .staging.arena import Lease, PinnedArena, Slot
@@ -26,9 +26,11 @@ from .staging.reading import (
     ReadPath,
     ReadReport,
     Residency,
+    Wanted,
     bring_in,
     require_read_choice,
 )
+from .staging.spans import Span
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -317,18 +319,30 @@ def _fill_slot(
 
 def _fill(layout: Layout, block: CheckedBlock, slot: Slot, choice: ReadChoice) -> ReadReport:
     """Copy every tensor to its place in the slot; how the payload was brought in."""
-    for file in block.files:
+    read = fill_slot(slot, block.files, layout.wanted, layout.from_memory, choice)
+    return replace(read, alignment_bytes=layout.alignment_bytes)
+
+
+def fill_slot(
+    slot: Slot,
+    files: Sequence[PayloadFile],
+    wanted: Sequence[Wanted],
+    from_memory: Sequence[Span],
+    choice: ReadChoice,
+) -> ReadReport:
+    """Bring all that is wanted into a claimed slot; `files` must be unchanged before and after."""
+    for file in files:
         file.check_unchanged()
     read = bring_in(
-        layout.wanted,
-        layout.from_memory,
+        wanted,
+        from_memory,
         slot.memory(),
         choice,
         before_direct=slot.prepare_for_direct_reads,
     )
-    for file in block.files:
+    for file in files:
         file.check_unchanged()
-    return replace(read, alignment_bytes=layout.alignment_bytes)
+    return read
 
 
 def _require_zero_tail(field: Field, layout: Layout, block: CheckedBlock, slot: Slot) -> None:

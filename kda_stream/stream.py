@@ -17,7 +17,7 @@ from .bind import (
     KdaWeights,
     bind_checked,
 )
-from .checkpoint.checkpoint import Checkpoint
+from .checkpoint.checkpoint import Checkpoint, require_checkpoint
 from .checkpoint.layer import LayerIndex
 from .closing import Closing, finish_first
 from .errors import (
@@ -300,24 +300,17 @@ def stream_kda_layers(
     require_read_choice(read, residency)
     require_alignment(alignment)
     require_registrar(register)
-    if not isinstance(checkpoint, Checkpoint):
-        raise ArgumentError(
-            ErrorCode.ARGUMENT,
-            "checkpoint is none",
-            expected="an open Checkpoint",
-            got=type(checkpoint).__name__,
-            hint="open it: with open_checkpoint(path) as checkpoint:",
-        )
+    require_checkpoint(checkpoint)
     if plan is not None:
         _require_alone(plan, config, family)
         config, family = plan.config, plan.family
     geometry = config_of(checkpoint) if config is None else config
-    require_arena_arguments(kda_slot_bytes(geometry, family), slots, lock)
+    slot_bytes = kda_slot_bytes(geometry, family)
+    require_arena_arguments(slot_bytes, slots, lock)
     if layers is None:
         checkpoint.require_every_layer()
     chosen = kda_layers(checkpoint) if layers is None else indices_of(checkpoint, layers)
-    slot_bytes = kda_slot_bytes(geometry, family)
-    if checkpoint.report.shards_checked == checkpoint.report.shards:
+    if checkpoint.is_checked:
         checked = all_checked(geometry, checkpoint, chosen, family, plan)
         if checked:
             slot_bytes = max(_slot_bytes(geometry, block) for block in checked)

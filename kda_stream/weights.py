@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NoReturn
 
-from .checkpoint.checkpoint import Checkpoint
+from .bind import fill_slot
+from .checkpoint.checkpoint import Checkpoint, require_checkpoint
 from .closing import Closing, finish_first
 from .errors import ArgumentError, ErrorCode, StreamError, in_words
-from .kda.source import RawTensor
+from .kda.source import RawTensor, files_of
 from .limits import COLLECT_SECONDS, KEPT_SECONDS, LAYOUT_BYTES, WEIGHTS_SLOT_BYTES
 from .packing import LARGES, ORDERS, Batch, Large, Order, Part, batches
 from .stager import Stager, no_thread
@@ -32,7 +33,6 @@ from .staging.reading import (
     ReadPath,
     ReadReport,
     Residency,
-    bring_in,
     require_read_choice,
 )
 from .staging.registration import HostRegistrar, require_registrar
@@ -129,20 +129,9 @@ def _is_free(arena: PinnedArena) -> bool:
 
 def _fill(batch: Batch, slot: Slot, choice: ReadChoice) -> _Filled:
     """Bring a batch into a claimed slot, which is free again when that fails."""
-    places = [part.tensor.place for part in batch.parts]
-    files = {id(place.file): place.file for place in places if place is not None}.values()
+    files = files_of(part.tensor for part in batch.parts)
     try:
-        for file in files:
-            file.check_unchanged()
-        read = bring_in(
-            batch.wanted,
-            (),
-            slot.memory(),
-            choice,
-            before_direct=slot.prepare_for_direct_reads,
-        )
-        for file in files:
-            file.check_unchanged()
+        read = fill_slot(slot, files, batch.wanted, (), choice)
         return _Filled(batch, slot.lend(), read)
     except BaseException:
         slot.abandon()
@@ -387,7 +376,7 @@ def _named(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
 
 def _whole_bytes(checkpoint: Checkpoint, names: list[str]) -> int:
     """How much will be brought in, or at most, where headers are not looked at yet."""
-    if checkpoint.report.shards_checked == checkpoint.report.shards:
+    if checkpoint.is_checked:
         return sum(checkpoint.info(name).nbytes for name in names)
     files = {checkpoint.file_of(name) for name in names}
     return sum(_file_bytes(os.path.join(checkpoint.directory, file)) for file in files)
@@ -406,14 +395,7 @@ _SLOTS_MIN: Final = 2
 
 
 def _require_options(checkpoint: object, order: str, large: str) -> None:
-    if not isinstance(checkpoint, Checkpoint):
-        raise ArgumentError(
-            ErrorCode.ARGUMENT,
-            "checkpoint is none",
-            expected="an open Checkpoint",
-            got=type(checkpoint).__name__,
-            hint="open it: with open_checkpoint(path) as checkpoint:",
-        )
+    require_checkpoint(checkpoint)
     for name, given in (("order", order), ("large", large)):
         if given not in _OPTIONS[name]:
             raise ArgumentError(

@@ -181,10 +181,15 @@ class Checkpoint(Closing):
         return self._shards
 
     @property
+    def is_checked(self) -> bool:
+        """Whether every shard is checked, as from the start but with `verify="needed"`."""
+        return len(self._shards.checked) == len(self._shards)
+
+    @property
     def report(self) -> OpenReport:
         """What is known by now."""
         checked, unlisted, index = self._shards.checked, self._shards.unlisted, self._files.index
-        is_whole = len(checked) == len(self._shards)
+        is_whole = self.is_checked
         ignored_bytes = sum(self._shards[file].header.info(name).nbytes for name, file in unlisted)
         payload_bytes = sum(shard.header.payload_bytes for shard in checked)
         return OpenReport(
@@ -332,6 +337,18 @@ class Checkpoint(Closing):
         state = "closed" if self._closed else f"{len(self._places)} tensors"
         path = shown(repr(self.path), LINE_CHARS_MAX)
         return f"Checkpoint({path}, {len(self._shards)} shards, {state})"
+
+
+def require_checkpoint(checkpoint: object) -> None:
+    """Raise `ArgumentError` when `checkpoint` is none."""
+    if not isinstance(checkpoint, Checkpoint):
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "checkpoint is none",
+            expected="an open Checkpoint",
+            got=type(checkpoint).__name__,
+            hint="open it: with open_checkpoint(path) as checkpoint:",
+        )
 
 
 def _as_number(index: object) -> int | None:

@@ -16,7 +16,7 @@ from ..files import open_regular_file, read_range, refuse_path
 from ..foreign import LENGTH_BYTES, foreign_kind
 from ..kda.source import Place, RawTensor
 from ..limits import FAULT_AROUND_BYTES, HEADER_BYTES_MAX, SNIFF_BYTES
-from ..staging.pages import LentMemory, Mapping, map_file, map_range
+from ..staging.pages import LentMemory, Mapping, is_alive, map_file, map_range
 from .header import Header, header_length, parse_header
 
 # Only a file that fails one of these can be something else: the length field of a shard may by
@@ -138,7 +138,7 @@ class Shard:
             mapping = map_range(file.fileno(), begin, end, self._path)
             before = mapping.nbytes - (end - begin)
             lent = mapping.lend(before, mapping.nbytes, writable=True)
-            self._own_pages = [*filter(_is_alive, self._own_pages), lent.buffer_alive]
+            self._own_pages = [*filter(is_alive, self._own_pages), lent.buffer_alive]
             return lent.view(0, end - begin)
 
     def unmap(self, begin: int, end: int) -> None:
@@ -197,7 +197,7 @@ class Shard:
             if self._lent is not None:
                 self._lent.end()
             is_gone = mapping is None or mapping.close()
-            return is_gone and not any(map(_is_alive, self._own_pages))
+            return is_gone and not any(map(is_alive, self._own_pages))
 
     def _gone(self, what: str | None) -> PayloadError:
         return PayloadError(
@@ -229,10 +229,6 @@ class Shard:
                 hint="it was replaced, rewritten or cut, or its owner, mode or links were changed: "
                 "open the checkpoint again",
             )
-
-
-def _is_alive(thing: weakref.ref[Any]) -> bool:
-    return thing() is not None
 
 
 def open_shard(path: str, *, header_bytes_max: int = HEADER_BYTES_MAX) -> Shard:

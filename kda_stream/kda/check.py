@@ -17,7 +17,7 @@ from .diagnosis import what_it_looks_like
 from .families import BLOCKS, FAMILIES, KDA_SIGNS
 from .family import KdaFamily
 from .geometry import StoredGeometry, stored_geometry
-from .source import KdaTensorSource, PayloadFile, RawTensor
+from .source import KdaTensorSource, PayloadFile, RawTensor, files_of
 from .tensors import TensorSpec
 
 FamilyChoice = KdaFamily | Literal["auto"]
@@ -104,8 +104,7 @@ class CheckedBlock:
     @property
     def files(self) -> tuple[PayloadFile, ...]:
         """The files that hold its tensors, each once, in the order of first use."""
-        places = [tensor.place for tensor in self.tensors.values()]
-        return tuple({id(p.file): p.file for p in places if p is not None}.values())
+        return files_of(self.tensors.values())
 
 
 def check_kda_block(

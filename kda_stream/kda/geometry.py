@@ -10,7 +10,7 @@ from ..limits import INTEGER_MAX
 from .config import SPELLINGS, KdaConfig
 from .family import KdaFamily
 from .source import RawTensor
-from .tensors import Padded, TensorSpec
+from .tensors import TensorSpec, counted_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class StoredGeometry:
 
     def tells(self, spec: TensorSpec) -> bool:
         """Whether the shape of that tensor is known."""
-        dims = {dim.dim if isinstance(dim, Padded) else dim for dim in spec.dims}
+        dims = set(map(counted_dim, spec.dims))
         return all(isinstance(dim, int) or dim in self.told for dim in dims)
 
 

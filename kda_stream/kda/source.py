@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from typing import TYPE_CHECKING, Protocol
@@ -158,6 +158,12 @@ class RawTensor:
     def __repr__(self) -> str:
         dtype = shown(repr(self.dtype))
         return f"RawTensor({dtype}, {shown(self.shape)}, {self.nbytes} bytes)"
+
+
+def files_of(tensors: Iterable[RawTensor]) -> tuple[PayloadFile, ...]:
+    """The files that hold the tensors, each once, in the order of first use."""
+    places = [tensor.place for tensor in tensors]
+    return tuple({id(place.file): place.file for place in places if place is not None}.values())
 
 
 def _plain(data: Buffer) -> memoryview:

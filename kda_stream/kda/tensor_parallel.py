@@ -12,7 +12,7 @@ from .config import KdaConfig
 from .families import GLM5_NEXT
 from .family import KdaFamily
 from .source import KdaTensorSource, RawTensor
-from .tensors import Dim, Padded, TensorSpec
+from .tensors import Dim, Padded, TensorSpec, counted_dim, extent
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -65,8 +65,7 @@ class KdaTpPlan:
         if axis is None or self.size == 1:
             return None
         whole = spec.expected_shape(self.model_config)[axis]
-        dim = spec.dims[axis]
-        each = getattr(self.config, dim.dim if isinstance(dim, Padded) else str(dim))
+        each = extent(counted_dim(spec.dims[axis]), self.config)
         begin = self.rank * each
         return axis, begin, whole if self.rank == self.size - 1 else begin + each
 
@@ -130,7 +129,7 @@ def _local_spec(
         if not isinstance(dim, Padded) or size == 1:
             return dim
         tail = spec.tail(config)
-        each = int(getattr(local, dim.dim))
+        each = extent(dim.dim, local)
         return Padded(dim.dim, each + tail) if tail and rank == size - 1 else dim.dim
 
     return replace(spec, dims=tuple(map(local_dim, spec.dims)))

@@ -50,7 +50,7 @@ class TensorSpec:
 
     def expected_shape(self, config: KdaConfig) -> tuple[int, ...]:
         """The shape that the tensor must be stored in at this geometry."""
-        return tuple(_extent(dim, config) for dim in self.dims)
+        return tuple(extent(dim, config) for dim in self.dims)
 
     def expected_bytes(self, config: KdaConfig, dtype: KdaDtype | None = None) -> int:
         """The bytes that the tensor must have at this geometry, in `dtype` or the expected one."""
@@ -64,19 +64,25 @@ class TensorSpec:
     @property
     def heads_axis(self) -> int | None:
         """The axis along which the heads lie, one after the other; None where there is none."""
-        bare = [dim.dim if isinstance(dim, Padded) else dim for dim in self.dims]
-        return next((axis for axis, dim in enumerate(bare) if dim in _OF_HEADS), None)
+        axes = (axis for axis, dim in enumerate(self.dims) if counted_dim(dim) in _OF_HEADS)
+        return next(axes, None)
 
     def tail(self, config: KdaConfig) -> int:
         """How many of its values are padding, at the end."""
         stored = math.prod(self.expected_shape(config))
-        counted = (_extent(d.dim if isinstance(d, Padded) else d, config) for d in self.dims)
+        counted = (extent(counted_dim(dim), config) for dim in self.dims)
         return stored - math.prod(counted)
 
 
-def _extent(dim: Dim, config: KdaConfig) -> int:
+def counted_dim(dim: Dim) -> int | str:
+    """The dimension without its padding."""
+    return dim.dim if isinstance(dim, Padded) else dim
+
+
+def extent(dim: Dim, config: KdaConfig) -> int:
+    """How long the dimension is at this geometry, padding included."""
     if isinstance(dim, Padded):
-        return -(-_extent(dim.dim, config) // dim.multiple) * dim.multiple
+        return -(-extent(dim.dim, config) // dim.multiple) * dim.multiple
     return dim if isinstance(dim, int) else int(getattr(config, dim))
 
 

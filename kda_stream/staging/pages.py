@@ -83,7 +83,7 @@ class LentMemory:
             alive = weakref.ref(view, partial(_PAGES_UNDER.pop, id(view)) if self._kept else None)
             if self._kept:
                 _PAGES_UNDER[id(view)] = (alive, self._pages)
-            self._views = [*filter(_is_alive, self._views), alive]
+            self._views = [*filter(is_alive, self._views), alive]
             if self._memory is None:  # ended meanwhile, by a destructor or a signal handler
                 _release(view)
                 raise _given_back()
@@ -123,7 +123,8 @@ def _given_back() -> ClosedError:
     )
 
 
-def _is_alive(thing: weakref.ref[Any]) -> bool:
+def is_alive(thing: weakref.ref[Any]) -> bool:
+    """Whether what it refers to is still there."""
     return thing() is not None
 
 
@@ -150,7 +151,7 @@ class Mapping:
     def lend(self, begin: int, end: int, *, writable: bool = False) -> LentMemory:
         """The bytes [begin, end), to be given back with `LentMemory.end`."""
         lent = LentMemory(self._owner, self.nbytes, begin, end, writable=writable, kept=self._kept)
-        self._buffers = [*filter(_is_alive, self._buffers), lent.buffer_alive]
+        self._buffers = [*filter(is_alive, self._buffers), lent.buffer_alive]
         return lent
 
     def close(self) -> bool:
@@ -159,7 +160,7 @@ class Mapping:
         Whether nothing uses them any more. They go with the last thing that does.
         """
         self._owner = None
-        return not any(map(_is_alive, self._buffers))
+        return not any(map(is_alive, self._buffers))
 
     def lock(self) -> int:
         """Lock the pages into memory as each is made, all or none; 0, or the errno of the refusal.

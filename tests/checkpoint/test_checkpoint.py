@@ -45,6 +45,7 @@ from kda_stream import (
     TensorInfo,
     open_checkpoint,
 )
+from kda_stream.checkpoint.checkpoint import require_checkpoint
 from kda_stream.errors import ErrorCode as Code
 
 PREFIX = "model.layers."
@@ -858,3 +859,24 @@ def test_a_checkpoint_tells_itself_apart_in_a_log(folder: Path) -> None:
         assert "3" in repr(checkpoint)
         assert "closed" not in repr(checkpoint).lower().replace(str(folder), "")
     assert "closed" in repr(checkpoint).lower()
+
+
+@pytest.mark.parametrize("thing", [None, "GLM-5.3-Flash", Path(), {}], ids=repr)
+def test_what_is_no_open_checkpoint_is_told_how_to_open_one(thing: object) -> None:
+    with pytest.raises(ArgumentError, match="open_checkpoint") as caught:
+        require_checkpoint(thing)
+    assert caught.value.got == type(thing).__name__
+
+
+def test_whether_every_shard_is_checked_is_known(tmp_path: Path) -> None:
+    folder = write_checkpoint(
+        tmp_path, {"a.safetensors": {"x": b"1"}, "b.safetensors": {"y": b"2"}}
+    )
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.is_checked
+    with open_checkpoint(folder, verify="needed") as checkpoint:
+        assert not checkpoint.is_checked
+        checkpoint.info("x")
+        assert not checkpoint.is_checked
+        checkpoint.info("y")
+        assert checkpoint.is_checked
