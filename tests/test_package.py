@@ -41,6 +41,7 @@ ORDER = (
     ("interop",),
     ("testing",),
     ("cli",),
+    ("__main__",),
 )
 MAY_IMPORT = {
     room: {room, "__version__"}.union(*ORDER[:line])
