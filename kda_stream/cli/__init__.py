@@ -12,8 +12,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `kda-stream` with these arguments, by default the process's own; the exit status.
 
-    Never raises KeyboardInterrupt. With the process's own arguments that is its end: signals from
-    the keyboard are ignored afterwards, so that the interpreter's end is quiet too.
+    Ctrl-C is told in a line and is no error. With the process's own arguments the process ends by
+    it, and Ctrl-C does nothing any more once there is an exit status.
     """
     is_process = argv is None
     try:
@@ -25,11 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         status = run(argv)
         if is_process:
-            interrupts.end(was_interrupted=False)
+            interrupts.ignore()
     except KeyboardInterrupt:
         from . import interrupts
 
         if is_process:
-            interrupts.end(was_interrupted=True)
+            interrupts.end_process()
         return interrupts.tell()
     return status

@@ -145,14 +145,23 @@ class Line:
     def __init__(self, output: TextIO) -> None:
         self._output = output
         self._bar = _bar_for(output)
-        self._text_columns = 0
         self._drawn_columns = 0
+        self._shape = (0, 0)  # of the terminal its columns, and which of the texts fits in them
+        self._text_columns = 0
 
     def draw(self, texts: Sequence[str], fraction: float) -> None:
-        """Draw the first of these texts that fits, behind a bar where there is room for one."""
+        """Draw the first of these texts that fits, behind a bar where there is room for one.
+
+        The next ones are drawn in the same shape, so that nothing moves but what changes.
+        """
         columns = columns_of(self._output) - _SPARE_COLUMNS
-        text = next((text for text in texts if len(text) <= columns), texts[-1][:columns])
-        self._text_columns = max(self._text_columns, len(text))  # so that the bar stays as it is
+        first = self._shape[1] if self._shape[0] == columns else 0
+        last = len(texts) - 1
+        number = next((n for n in range(first, last) if len(texts[n]) <= columns), last)
+        text = texts[number][:columns]
+        is_same = self._shape == (columns, number)
+        self._shape = (columns, number)
+        self._text_columns = max(len(text), self._text_columns if is_same else 0)
         bar_columns = min(columns - self._text_columns - 1, _BAR_COLUMNS_MAX)
         bar, drawn_columns = "", len(text)
         if bar_columns >= _BAR_COLUMNS_MIN:
