@@ -351,6 +351,7 @@ RAISED_BESIDE_ERRORS = {
     "checkpoint.shards": {"KeyError", "problems[0]", "whole"},
     "cli.arguments": {"argparse.ArgumentTypeError"},
     "cli.diff": {"problem"},
+    "cli.interrupts": {"KeyboardInterrupt"},
     "cli.stream": {"ArgumentTypeError"},
     "closing": {"interrupt", "interrupt or error"},
     "files": {"OSError"},

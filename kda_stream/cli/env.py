@@ -66,7 +66,7 @@ def env_of(path: str) -> Result:
         *machine_lines(facts),
         *row("path", path_line(path)),
         *row("disk", _disk_text(disk)),
-        *row("read", "no checkpoint is looked at" if read is None else _read_text(read)),
+        *row("read", _read_text(read, is_built=facts["native"])),
     ]
     if failure is None:
         return Result(Exit.DONE, facts, lines)
@@ -170,7 +170,11 @@ def _read(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"layer": None if layer is None else int(layer), **facts}
 
 
-def _read_text(read: dict[str, Any]) -> str:
+def _read_text(read: dict[str, Any] | None, *, is_built: bool) -> str:
+    if not is_built:
+        return "no checkpoint can be opened without the compiled part"
+    if read is None:
+        return "no checkpoint is looked at"
     if read["path"] is None:
         return f"no KDA layer can be looked at: {read['reason']}"
     cached = read["cached_bytes"]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
     from types import FrameType
 
-STATUS: Final = 130
+INTERRUPTED: Final = 130
 _AGAIN_SECONDS: Final = 0.01
 _IMPORTING: Final = "<frozen importlib"
 
@@ -68,4 +68,4 @@ def tell() -> int:
     with suppress(OSError):
         if sys.stderr is not None:
             print("interrupted", file=sys.stderr, flush=True)
-    return STATUS
+    return INTERRUPTED

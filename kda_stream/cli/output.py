@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ..errors import KdaStreamError, shown
 from ..limits import LINE_CHARS_MAX, SHOWN_ITEMS_MAX
+from .interrupts import INTERRUPTED
 from .terminal import print_error, print_facts, print_plain, print_verdict
 
 SCHEMA_VERSION: Final = 1
@@ -31,7 +32,7 @@ class Exit(IntEnum):
     FINDING = 1
     USAGE = 2
     CANNOT_READ = 3
-    INTERRUPTED = 130
+    INTERRUPTED = INTERRUPTED
     PIPE_CLOSED = 141
 
 
