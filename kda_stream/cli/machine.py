@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from .. import __version__
@@ -71,6 +70,8 @@ def is_built() -> bool:
 
 def _versions() -> dict[str, str]:
     """The package's own version and those of what is installed beside it; nothing is imported."""
+    from importlib.metadata import PackageNotFoundError, version  # 15 ms, for this alone
+
     found = {"kda_stream": __version__}
     for name in _PACKAGES:
         try:
