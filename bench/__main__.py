@@ -148,10 +148,15 @@ def _measure(plan: Plan, data_folder: Path, out: Path, *, is_quick: bool) -> dic
 
 
 def _redraw(out: Path, *, readme_too: bool) -> int:
-    results = report.load(out)
-    report.write(results, out)
-    if readme_too:
-        readme.write(results)
+    """All that is made of results.json, made again."""
+    try:
+        results = report.load(out)
+        report.write(results, out)
+        if readme_too:
+            readme.write(results)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

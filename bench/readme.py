@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from .rows import Comparison, LoadRow, Row, Spread
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 RESULTS = ROOT / "bench" / "results"
+LINE_CHARS = 110
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 # What a speed, a time, a ratio or a measured memory looks like. Sizes of files are told in GB and
@@ -56,21 +58,32 @@ def block(results: dict[str, Any]) -> str:
     parts += ["![The best of each package](bench/results/results.svg)", ""]
     told = [tell(by_name[name]) for name, tell in SENTENCES.items() if name in by_name]
     if any(told):
-        parts += [*(f"- {text}" for text in told if text), ""]
-    parts.append(f"Measured by `python -m bench`: {report.machine_line(results)}")
-    parts.append("[Every row, and how it was measured](bench/results/results.md).")
+        parts += [line for text in told if text for line in _wrapped(f"- {text}", indent="  ")]
+        parts.append("")
+    parts += _wrapped(
+        f"Measured by `python -m bench`: {report.machine_line(results)} Every row, and how it was "
+        "measured: [bench/results/results.md](bench/results/results.md)."
+    )
     return "\n".join([*parts, END])
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, LINE_CHARS, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _loads(comparison: Comparison, results: dict[str, Any]) -> list[str]:
     holds = comparison["data"]
     names = rows.condition_names(comparison)
     found = [rows.load_rows(comparison, name) for name in names]
+    told = (
+        f"GB/s, {holds['layers']} KDA layers ({holds['kda_bytes'] / 1e9:.1f} GB) into one reused "
+        f"buffer: medians of {report.rounds_told(results)}, with the least and the most. Cold: "
+        "nothing is in the page cache; cgroup: cold, and with so much memory."
+    )
     lines = [
-        f"GB/s, {holds['layers']} KDA layers ({holds['kda_bytes'] / 1e9:.1f} GB) into one",
-        "reused buffer:",
-        f"medians of {report.rounds_told(results)}, the least and the most behind them. Cold is out of no",
-        "page cache; a cgroup is cold too, and has so much memory.",
+        *_wrapped(told),
         "",
         "| | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),

@@ -11,9 +11,9 @@ from ..sides import Comparison, Request, Side, Timed, clocked
 
 TOLD = """\
 One rank alone streams its part of every KDA layer (`KdaTpPlan`), and counts what the kernel read
-for it (`read_bytes` of /proc/self/io). `o_proj`, whose rows alternate between the ranks, is read whole
-through the page cache, which the ranks of a host share; "besides `o_proj`" is all the rest, of the
-rank's share of that."""
+for it (`read_bytes` of /proc/self/io). `o_proj`, whose rows alternate between the ranks, is read
+whole through the page cache, which the ranks of a host share; "besides `o_proj`" is all the rest
+that it read, by the rank's share of the rest."""
 SIZES = (2, 4, 8)
 
 
