@@ -12,7 +12,7 @@ SHORT_CONDITIONS = ("warm", "cold")
 
 
 def short(results: dict[str, Any]) -> str:
-    """The best of each package, warm and cold, and the ratios of the other comparisons."""
+    """The best of each other package, warm and cold, and the ratios of the other comparisons."""
     panels: list[Panel] = []
     for comparison in results["comparisons"]:
         if comparison["name"] == "loads":
@@ -47,13 +47,15 @@ def long(results: dict[str, Any]) -> str:
 
 
 def best_bars(comparison: Comparison, condition: str) -> tuple[Bar, ...]:
-    """The fastest row of each package, and the fastest ceiling, the fastest first."""
+    """The fastest way of each other package, the library as it comes, and the fastest ceiling."""
     best: dict[str, LoadRow] = {}
     for row in rows.load_rows(comparison, condition):  # the fastest first
-        name = "the machine, by a C program" if row.kind == "ceiling" else rows.package(row)
-        if row.kind != "memory" and name not in best:
-            best[name] = row
-    return tuple(_load_bar(row, name) for name, row in best.items())
+        if row.kind != "memory" and (row.kind != "own" or row.name == comparison["own"]):
+            best.setdefault("ceiling" if row.kind == "ceiling" else rows.package(row), row)
+    return tuple(
+        _load_bar(row, "the machine, by a C program" if row.kind == "ceiling" else row.name)
+        for row in best.values()
+    )
 
 
 def ratio_bars(comparison: Comparison) -> tuple[Bar, ...]:

@@ -14,7 +14,7 @@ BAR_HEIGHT = 15
 BAR_GAP = 4
 PANEL_HEAD = 44
 MARGIN = 16
-TOLD = {"own": "kda_stream", "peer": "another", "ceiling": "the machine", "memory": "memory alone"}
+TOLD = {"own": "kda_stream", "peer": "others", "ceiling": "the machine", "memory": "memory alone"}
 # The ground is drawn too, so that the picture is readable on a page of the other kind.
 STYLE = """\
 <style>

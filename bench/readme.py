@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report, rows
-from .rows import Comparison, LoadRow, Row, Spread
+from .rows import Comparison, LoadRow, Row
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -54,15 +54,18 @@ def block(results: dict[str, Any]) -> str:
     by_name = {row["name"]: row for row in results["comparisons"]}
     parts = [BEGIN]
     if "loads" in by_name:
-        parts += [*_loads(by_name["loads"], results), ""]
-    parts += ["![The best of each package](bench/results/results.svg)", ""]
+        parts += [*_loads(by_name["loads"]), ""]
+    parts += [
+        "![kda_stream, and the best way of each other package](bench/results/results.svg)",
+        "",
+    ]
     told = [tell(by_name[name]) for name, tell in SENTENCES.items() if name in by_name]
     if any(told):
         parts += [line for text in told if text for line in _wrapped(f"- {text}", indent="  ")]
         parts.append("")
     parts += _wrapped(
-        f"Measured by `python -m bench`: {report.machine_line(results)} Every row, and how it was "
-        "measured: [bench/results/results.md](bench/results/results.md)."
+        f"Measured by `python -m bench`: {report.machine_line(results)} Every row, with the least "
+        "and the most: [bench/results/results.md](bench/results/results.md)."
     )
     return "\n".join([*parts, END])
 
@@ -73,13 +76,13 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     )
 
 
-def _loads(comparison: Comparison, results: dict[str, Any]) -> list[str]:
+def _loads(comparison: Comparison) -> list[str]:
     holds = comparison["data"]
     names = rows.condition_names(comparison)
     found = [rows.load_rows(comparison, name) for name in names]
     told = (
         f"GB/s, {holds['layers']} KDA layers ({holds['kda_bytes'] / 1e9:.1f} GB) into one reused "
-        f"buffer: medians of {report.rounds_told(results)}, with the least and the most. Cold: "
+        f"buffer: medians of {comparison['rounds']} rounds, with the least and the most. Cold: "
         "nothing is in the page cache; cgroup: cold, and with so much memory."
     )
     lines = [
@@ -127,71 +130,63 @@ def _own_rows(comparison: Comparison, name: str) -> dict[str, Row]:
     }
 
 
-def _times(ratio: Spread) -> str:
-    return f"{ratio.median:.2f} times ({report.least_most(ratio, '.2f')})"
-
-
-def _each_condition(comparison: Comparison, name: str, reference: str) -> str:
-    """Such as "warm 1.52 times (1.40-1.61), cold 1.20 times (1.10-1.22)"; empty without any."""
-    found = _own_rows(comparison, name).items()
-    return ", ".join(
-        f"{condition} {_times(row.faster[reference])}"
-        for condition, row in found
+def _faster(comparison: Comparison, name: str, reference: str) -> str:
+    """Such as "1.52 times as fast warm, 1.20 times cold"; empty without any."""
+    found = [
+        (condition, row.faster[reference].median)
+        for condition, row in _own_rows(comparison, name).items()
         if reference in row.faster
-    )
+    ]
+    told = [f"{ratio:.2f} times {condition}" for condition, ratio in found]
+    return ", ".join(told).replace(" times ", " times as fast ", 1)
 
 
 def _opening(comparison: Comparison) -> str:
-    rows_of = _own_rows(comparison, comparison["own"])
     [reference] = comparison["references"]
-    for row in rows_of.values():
+    holds = comparison["data"]
+    for row in _own_rows(comparison, comparison["own"]).values():
         if reference in row.faster and row.seconds:
-            holds = comparison["data"]
-            memory = "" if row.memory_mib is None else f", and {row.memory_mib:.0f} MiB of memory"
+            memory = "" if row.memory_mib is None else f" and {row.memory_mib:.0f} MiB of memory"
             return (
                 f"Opening {holds['tensors']:,} tensors in {holds['shards']} shards, every header "
-                f"checked: {_times(row.faster[reference])} as fast as the {reference} package that "
-                f"reads the same metadata; {row.seconds.median:.3f} s{memory}."
+                f"checked: {row.faster[reference].median:.2f} times as fast as the safetensors "
+                f"package reads the same metadata, in {row.seconds.median:.2f} s{memory}."
             )
     return ""
 
 
 def _first_layer(comparison: Comparison) -> str:
     [reference] = comparison["references"]
-    told = _each_condition(comparison, comparison["own"], reference)
-    needed = _each_condition(comparison, "kda_stream needed", reference)
-    if not told:
+    own = _faster(comparison, comparison["own"], reference)
+    needed = _faster(comparison, "kda_stream needed", reference)
+    if not own:
         return ""
     also = f'; with `verify="needed"` {needed}' if needed else ""
-    return f"The first layer, as fast as by the safetensors package: {told}{also}."
+    return f"The first layer, beside the safetensors package: {own}{also}."
 
 
 def _weights(comparison: Comparison) -> str:
+    references = {
+        "a loop over `safe_open` that keeps its tensors": "safe_open, kept",
+        "one that copies each and lets it go": "safe_open, lent",
+    }
     told = [
-        f"{named}: {text}"
-        for named, reference in (
-            ("that keeps its tensors", "safe_open, kept"),
-            ("that lets each go", "safe_open, lent"),
-        )
-        if (text := _each_condition(comparison, comparison["own"], reference))
+        f"{text}, beside {named}"
+        for named, reference in references.items()
+        if (text := _faster(comparison, comparison["own"], reference))
     ]
-    if not told:
-        return ""
-    return (
-        "Every tensor by `iter_torch_weights`, as fast as a loop over `safe_open` "
-        f"{'; '.join(told)}."
-    )
+    return f"Every tensor, by `iter_torch_weights`: {'; '.join(told)}." if told else ""
 
 
 def _payload(comparison: Comparison) -> str:
     [reference] = comparison["references"]
-    own = _each_condition(comparison, comparison["own"], reference)
-    values = _each_condition(comparison, "check_payload", reference)
+    own = _faster(comparison, comparison["own"], reference)
+    values = _faster(comparison, "check_payload", reference)
     if not own or not values:
         return ""
     return (
-        "`check_payload(digests=True)`, as fast as nothing but sha256 of every shard in as many "
-        f"threads: {own}; without digests {values}."
+        f"All bytes, beside nothing but sha256 in as many threads: `check_payload` {values}, "
+        f"and with `digests=True` {own}."
     )
 
 

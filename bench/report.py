@@ -24,7 +24,7 @@ a comparison in turn, in a rotated order; figures are medians over {rounds}, wit
 most beside them, and ratios are taken round by round. A round before them, which is not timed,
 compares what was delivered and samples memory.
 
-![The best of each package](results.svg)
+![kda_stream, and the best way of each other package](results.svg)
 
 [Every row as a plot](results-all.svg)
 """
