@@ -199,7 +199,7 @@ def _ranks(comparison: Comparison) -> str:
     ]
     if not found:
         return ""
-    off = max(abs(value - 1) for row in found for value in row.besides.each if row.besides)
+    off = max(abs(value - 1) for row in found if row.besides for value in row.besides.each)
     sizes = sorted({int(row.name.rpartition(" ")[2]) for row in found})
     told = (
         ", ".join(map(str, sizes[:-1])) + f" and {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])

@@ -28,6 +28,9 @@ compares what was delivered and samples memory.
 
 [Every row as a plot](results-all.svg)
 """
+QUICK = """\
+**A quick run, on small data: it shows that the bench works, and no more.** What has a meaning at
+full size alone is left out."""
 
 
 def load(folder: Path) -> Results:
@@ -91,7 +94,7 @@ def holds_told(holds: dict[str, int]) -> str:
 def markdown(results: Results) -> str:
     lines = [HEAD.format(machine=machine_line(results), rounds=rounds_told(results))]
     if results["quick"]:
-        lines += ["**A quick run, on small data: it shows that the bench works, and no more.**", ""]
+        lines += [QUICK, ""]
     for comparison in results["comparisons"]:
         lines += _section(comparison)
     lines += _failed(results)

@@ -103,14 +103,15 @@ class Session:
             run |= json.loads(text)
         else:
             run["why"] = (finished.output.strip() or f"status {finished.status}").splitlines()[-1]
-        self._require_right(run)
+        self.require_right(run)
         if sampled:
             run["anonymous_bytes_peak"] = finished.anonymous_bytes_peak
             run["file_bytes_peak"] = finished.file_bytes_peak
         run["cache_bytes_left"] = page_cache.resident_bytes(files) - resident_before
         return run
 
-    def _require_right(self, run: dict[str, Any]) -> None:
+    def require_right(self, run: dict[str, Any]) -> None:
+        """Raise `BenchError` unless a run delivered what those before it did."""
         where = f"{self.comparison.name}, {run['entry']}, {run['condition']}"
         for bad in run.keys() & {"wrong", "unavailable"}:
             raise BenchError(f"{where}: {run[bad]}")

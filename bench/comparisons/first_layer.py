@@ -61,7 +61,7 @@ def load_safetensors(request: Request) -> Timed:
         marked = [name for name in weight_map if name.endswith(".self_attn.A_log")]
         first = min(marked, key=lambda name: int(name.split("layers.")[1].split(".")[0]))
         names = [first.removesuffix("A_log") + leaf for leaf in leaves]
-        files = {
+        files: dict[str, Any] = {
             file: safe_open(request.checkpoint / file, "pt")
             for file in {weight_map[name] for name in names}
         }

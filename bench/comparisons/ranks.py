@@ -22,6 +22,7 @@ def load(rank: int, size: int, request: Request) -> Timed:
     from kda_stream.staging.native import extension
 
     extension()
+    config = KdaConfig.from_json(request.checkpoint / "config.json")
 
     def timed() -> dict[str, Any]:
         figures: dict[str, Any] = {}
@@ -29,10 +30,10 @@ def load(rank: int, size: int, request: Request) -> Timed:
         def job() -> None:
             before = _bytes_read()
             with open_checkpoint(request.checkpoint) as checkpoint:
-                plan = KdaTpPlan(KdaConfig.from_json(checkpoint.config_path), rank, size)
+                plan = KdaTpPlan(config, rank, size)
                 with stream_kda_layers(checkpoint, plan=plan, slots=1) as stream:
                     for layer in stream:
-                        part = layer.weights.o_proj.nbytes
+                        part = layer.weights.o_proj.data.nbytes
                         figures["o_proj_share_bytes"] = figures.get("o_proj_share_bytes", 0) + part
                     figures["share_bytes"] = stream.report.bytes
                     figures["did"] = ", ".join(stream.report.reads)

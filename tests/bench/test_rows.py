@@ -12,6 +12,7 @@ Results = dict[str, Any]
 
 
 def comparison(results: Results, name: str) -> dict[str, Any]:
+    found: dict[str, Any]
     [found] = [row for row in results["comparisons"] if row["name"] == name]
     return found
 
