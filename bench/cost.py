@@ -13,7 +13,7 @@ from .sides import Comparison, Side
 OWN_FORMATS = ("torch.load", "tensorizer")  # write a copy of the KDA tensors each
 SPARSE_BYTES = 200_000_000  # of the sparse files that are opened: headers and directories
 START_SECONDS = 1.2  # of a process that imports torch, as most do
-SECONDS_A_GB = 0.45  # of reading, and of bringing the page cache about before
+SECONDS_A_GB = 0.45  # of files, for a run and for bringing the page cache about before it
 WRITE_SECONDS_A_GB = 20.0
 
 
@@ -27,10 +27,23 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        """How many processes, those that prepare a side among them."""
+        """How many processes are measured, or only checked."""
         return sum(
-            len(sides) + len(conditions) * len(sides) * (self.rounds + 1)
+            self.rounds + (side.load is not None)
             for _, sides, conditions in self.rows
+            for condition in conditions
+            for side in sides
+            if side.only in (None, condition.cached)
+        )
+
+    @property
+    def starts(self) -> int:
+        """How many processes with a Python there are, those that prepare a side among them."""
+        return sum(
+            1 + len(conditions) * (self.rounds + 1)
+            for _, sides, conditions in self.rows
+            for side in sides
+            if side.load is not None
         )
 
 
@@ -56,8 +69,9 @@ def free_bytes(root: Path) -> int:
 
 def seconds(plan: Plan, root: Path) -> float:
     """A guess that was right to a third on one machine."""
-    run_seconds = START_SECONDS + SECONDS_A_GB * plan.geometry.file_bytes / 1e9
-    return plan.runs * run_seconds + WRITE_SECONDS_A_GB * missing_bytes(plan, root) / 1e9
+    read_seconds = plan.runs * SECONDS_A_GB * plan.geometry.file_bytes / 1e9
+    write_seconds = WRITE_SECONDS_A_GB * missing_bytes(plan, root) / 1e9
+    return plan.starts * START_SECONDS + read_seconds + write_seconds
 
 
 def told(plan: Plan, root: Path) -> str:
