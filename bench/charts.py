@@ -59,17 +59,17 @@ def best_bars(comparison: Comparison, condition: str) -> tuple[Bar, ...]:
 
 
 def ratio_bars(comparison: Comparison) -> tuple[Bar, ...]:
-    """The library's side against each reference that is another package's."""
+    """The library's side against the fastest of the references that are another package's."""
     peers = {entry["name"] for entry in comparison["entries"] if entry["kind"] == "peer"}
-    several = len(peers.intersection(comparison["references"])) > 1
+    references = [name for name in comparison["references"] if name in peers]
     bars: list[Bar] = []
     for condition in rows.condition_names(comparison):
         for row in rows.time_rows(comparison, condition):
-            for reference, ratio in row.faster.items():
-                if row.name == comparison["own"] and reference in peers:
-                    than = f", against {reference}" if several else ""
-                    name = f"{comparison['title']}, {condition}{than}"
-                    bars.append(Bar(name, "own", ratio, row.outcome))
+            fastest = rows.fastest_of(row, references)
+            if row.name == comparison["own"] and fastest:
+                than = f", against {fastest}" if len(references) > 1 else ""
+                name = f"{comparison['title']}, {condition}{than}"
+                bars.append(Bar(name, "own", row.faster[fastest], row.outcome))
     return tuple(bars)
 
 

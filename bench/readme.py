@@ -130,12 +130,12 @@ def _own_rows(comparison: Comparison, name: str) -> dict[str, Row]:
     }
 
 
-def _faster(comparison: Comparison, name: str, reference: str) -> str:
-    """Such as "1.52 times as fast warm, 1.20 times cold"; empty without any."""
+def _faster(comparison: Comparison, name: str, *references: str) -> str:
+    """Such as "1.52 times as fast warm, 1.20 times cold", by the fastest of the references."""
     found = [
-        (condition, row.faster[reference].median)
+        (condition, row.faster[fastest].median)
         for condition, row in _own_rows(comparison, name).items()
-        if reference in row.faster
+        if (fastest := rows.fastest_of(row, references))
     ]
     told = [f"{ratio:.2f} times {condition}" for condition, ratio in found]
     return ", ".join(told).replace(" times ", " times as fast ", 1)
@@ -166,14 +166,20 @@ def _first_layer(comparison: Comparison) -> str:
 
 
 def _weights(comparison: Comparison) -> str:
-    references = {
-        "a loop over `safe_open` that keeps its tensors": "safe_open, kept",
-        "one that copies each and lets it go": "safe_open, lent",
+    loops = {
+        "the faster loop over `safe_open` that keeps its tensors": "kept",
+        "the faster one that copies each and lets it go": "lent",
     }
     told = [
         f"{text}, beside {named}"
-        for named, reference in references.items()
-        if (text := _faster(comparison, comparison["own"], reference))
+        for named, ending in loops.items()
+        if (
+            text := _faster(
+                comparison,
+                comparison["own"],
+                *(name for name in comparison["references"] if name.endswith(ending)),
+            )
+        )
     ]
     return f"Every tensor, by `iter_torch_weights`: {'; '.join(told)}." if told else ""
 

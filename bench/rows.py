@@ -139,6 +139,12 @@ def best(rows: list[LoadRow], kind: str) -> LoadRow | None:
     return max(chosen, key=gb_per_second, default=None)
 
 
+def fastest_of(row: Row, references: Iterable[str]) -> str:
+    """The reference that the row is the least ahead of; empty when it was held against none."""
+    compared = [name for name in references if name in row.faster]
+    return min(compared, key=lambda name: row.faster[name].median, default="")
+
+
 def package(row: LoadRow) -> str:
     """What a row belongs to: the ways of one package share the first word of their names."""
     return row.name.split()[0]

@@ -16,7 +16,8 @@ Every tensor of the checkpoint, from its path to the last byte. What is lent is 
 one buffer of the largest tensor's size that is used again, as an upload to a device would, and is
 then let go. "kept" has each tensor in memory of its own at the end: `safe_open` gives views of the
 mapped file, so that it clones them; what its pread backend gives is kept as it is."""
-KEPT, LENT = "safe_open, kept", "safe_open, lent"
+LENT, KEPT = "safe_open, lent", "safe_open, kept"
+PREAD_LENT, PREAD_KEPT = "safe_open pread, lent", "safe_open pread, kept"
 
 Take = Callable[[str, Any], None]
 
@@ -178,14 +179,10 @@ COMPARISON = Comparison(
         ),
         _peer(LENT, partial(load_lent, "mmap"), "get_tensor, copy_"),
         _peer(KEPT, partial(load_kept, "mmap"), "get_tensor, clone"),
-        _peer(
-            "safe_open pread, lent",
-            partial(load_lent, "pread"),
-            'backend="pread", get_tensor, copy_',
-        ),
-        _peer("safe_open pread, kept", partial(load_kept, "pread"), 'backend="pread", get_tensor'),
+        _peer(PREAD_LENT, partial(load_lent, "pread"), 'backend="pread", get_tensor, copy_'),
+        _peer(PREAD_KEPT, partial(load_kept, "pread"), 'backend="pread", get_tensor'),
     ),
-    references=(LENT, KEPT),
+    references=(LENT, KEPT, PREAD_LENT, PREAD_KEPT),
     own="iter_torch_weights",
     conditions=("warm", "cold"),
     make=data.place,

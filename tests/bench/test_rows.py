@@ -100,6 +100,15 @@ def test_there_is_no_ratio_to_a_reference_that_did_not_run(results: Results) -> 
     assert row.faster == {}
 
 
+def test_the_fastest_reference_is_the_one_that_a_row_is_the_least_ahead_of(
+    results: Results,
+) -> None:
+    row = times(results, "weights", "cold")["iter_torch_weights"]
+    assert rows.fastest_of(row, ["safe_open, kept", "safe_open, lent"]) == "safe_open, lent"
+    assert rows.fastest_of(row, ["safe_open, kept", "none"]) == "safe_open, kept"
+    assert rows.fastest_of(row, ["none"]) == ""
+
+
 def test_memory_is_what_the_side_tells_or_else_the_peak_over_the_beginning(
     results: Results,
 ) -> None:
