@@ -20,9 +20,9 @@ HEAD = """\
 
 `python -m bench` has written this page, out of [results.json](results.json). Each run is a process
 of its own, in which everything is imported before the clock starts. Rounds go through all sides of
-a comparison in turn, in a rotated order; figures are medians over {rounds}, with the least and the
-most beside them, and ratios are taken round by round. A round before them, which is not timed,
-compares what was delivered and samples memory.
+a comparison in turn, each in an order of its own. Figures are medians over {rounds}, with the least
+and the most beside them, and ratios are taken round by round. A round before them, which is not
+timed, compares what was delivered and samples memory.
 
 ![kda_stream, and the best way of each other package](results.svg)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from . import conditions, measure, page_cache
@@ -72,8 +73,7 @@ class Session:
         sides = [side for side in ready if side.only in (None, condition.cached)]
         gone: set[str] = set()  # killed or failed once: not tried again
         for number in range(CHECK_ROUND, rounds + 1):
-            first = number * len(sides) // (rounds + 1)  # the order is rotated
-            for side in sides[first:] + sides[:first]:
+            for side in in_turn(sides, number):
                 if side.name in gone or (number == CHECK_ROUND and side.command is not None):
                     continue
                 run = self._run(condition, side, number)
@@ -151,6 +151,16 @@ class Session:
     def _skip(self, what: str, why: str) -> None:
         self.skipped[what] = why
         print(f"skipped: {what}: {why}", flush=True)
+
+
+def in_turn(sides: list[Side], number: int) -> list[Side]:
+    """The sides in the order of a round: shuffled, and every second time the other way round.
+
+    What a process leaves behind, such as memory that it has just freed, is felt by the next one: no
+    side should always follow the same other. The orders are the same in every run of the bench.
+    """
+    order = Random(number // 2).sample(sides, len(sides))
+    return order[::-1] if number % 2 else order
 
 
 def _line(run: dict[str, Any]) -> str:

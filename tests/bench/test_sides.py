@@ -11,7 +11,7 @@ import pytest
 
 from bench import data
 from bench.comparisons import ALL, BY_NAME
-from bench.session import BenchError, Session
+from bench.session import BenchError, Session, in_turn
 from bench.sides import Comparison, Request, Side, UnavailableError, WrongBytesError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -87,6 +87,23 @@ def test_sides_that_deliver_different_things_end_the_run(root: Path, tmp_path: P
         session.require_right(
             {"entry": "check_payload", "condition": "cold", "delivered": "8 bytes"}
         )
+
+
+def test_no_side_always_follows_the_same_other() -> None:
+    sides = list(BY_NAME["loads"].sides)
+    orders = [in_turn(sides, number) for number in range(6)]
+    assert orders == [in_turn(sides, number) for number in range(6)]
+    for order in orders:
+        assert sorted(side.name for side in order) == sorted(side.name for side in sides)
+    for side in sides:
+        before = {order[order.index(side) - 1].name for order in orders}
+        assert len(before) > 2, side.name
+
+
+def test_of_two_sides_either_comes_first_at_times() -> None:
+    sides = list(BY_NAME["opening"].sides)
+    first = [in_turn(sides, number)[0].name for number in range(1, 6)]
+    assert {first.count(side.name) for side in sides} == {2, 3}
 
 
 def test_each_comparison_names_sides_that_it_has() -> None:
