@@ -26,10 +26,9 @@ QUICK_LAYERS, QUICK_ROUNDS, QUICK_CONDITIONS = 4, 1, "warm,cold"
 
 
 def main() -> int:
-    parser = _parser()
+    parser = arguments()
     options = parser.parse_args()
-    is_part = bool(options.only or options.conditions or options.layers or options.quick)
-    out = options.out or (PART_FOLDER if is_part else RESULTS)
+    out = out_folder(options)
     if options.redraw or options.readme:
         return _redraw(out, readme_too=options.readme or out.resolve() == RESULTS)
     try:
@@ -55,7 +54,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=__doc__,
@@ -77,6 +76,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--redraw", action="store_true", help="from the results.json in --out, measuring nothing")
     add("--readme", action="store_true", help="as --redraw, and the README's figures in any case")
     return parser
+
+
+def out_folder(options: argparse.Namespace) -> Path:
+    """Where the results go: what the README shows is renewed by a whole run alone."""
+    is_part = bool(options.only or options.conditions or options.layers or options.quick)
+    folder: Path = options.out or (PART_FOLDER if is_part else RESULTS)
+    return folder
 
 
 def _plan(options: argparse.Namespace) -> Plan:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bench.__main__ import PART_FOLDER, RESULTS, arguments, out_folder
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into the page cache")
 
@@ -134,6 +136,15 @@ def test_options_that_ask_for_nothing_are_refused(arguments: list[str], told: st
     done = bench(*arguments)
     assert done.returncode == 2
     assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["--quick", "--only ranks", "--conditions warm", "--layers 2", "--quick --rounds 9"]
+)
+def test_a_run_that_leaves_something_out_does_not_touch_what_the_readme_shows(words: str) -> None:
+    assert out_folder(arguments().parse_args(words.split())) == PART_FOLDER
+    assert out_folder(arguments().parse_args([])) == RESULTS
+    assert out_folder(arguments().parse_args([*words.split(), "--out", "here"])) == Path("here")
 
 
 def test_redrawing_makes_all_again_out_of_results_json(tmp_path: Path) -> None:
