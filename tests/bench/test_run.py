@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from bench.__main__ import PART_FOLDER, RESULTS, arguments, out_folder
+from bench import data as data_sets
+from bench.__main__ import PART_FOLDER, arguments, out_folder
+from bench.readme import RESULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into the page cache")
@@ -79,7 +81,7 @@ def test_loads_are_checked_against_the_stored_bytes_and_ceilings_run(
 
 
 def test_wrong_bytes_end_the_run(data: Path, tmp_path: Path) -> None:
-    quick(data, tmp_path, "loads: kda_stream mapped keep")
+    data_sets.place(data, data_sets.small(1))
     described = data / "small-1" / "layers.json"
     sound = described.read_text()
     layers = json.loads(sound)
