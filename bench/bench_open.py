@@ -4,7 +4,8 @@ Both read the same shards, turn by turn in one process, with warm files: safeten
 shard and asks every slice for its dtype and shape; kda_stream opens the checkpoint, which checks
 every header and the index. Once with the 62 shards and 76,108 tensors of GLM-5.3-Flash, and once
 with 200 shards of 500 tensors. The figure that counts is the median of the turns' ratios, which a
-busy machine moves least; the exit status is 1 when one is over 1.
+busy machine moves least; the exit status is 1 when one is over 1. `python -m bench` measures the
+same with a process for each turn.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
@@ -34,9 +36,9 @@ def write_glm53(directory: Path) -> int:
     return 76_108
 
 
-def write_many_shards(directory: Path) -> int:
-    """Write 200 shards of 500 tensors; how many they are."""
-    shards, tensors, nbytes = 200, 500, 2 * 2048 * 512
+def write_many_shards(directory: Path, shards: int = 200, tensors: int = 500) -> int:
+    """Write shards of so many tensors each; how many they are in all."""
+    nbytes = 2 * 2048 * 512
     places = {}
     for shard in range(shards):
         file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
@@ -55,28 +57,56 @@ def write_many_shards(directory: Path) -> int:
     return shards * tensors
 
 
-def open_with_safetensors(directory: Path) -> int:
+def opened_by_safetensors(directory: Path) -> tuple[int, Any]:
+    """How many tensors, and every shard, opened; each dtype and shape has been asked for."""
     tensors = 0
+    shards = []
     for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, "np") as shard:
-            for name in shard.keys():  # noqa: SIM118 - safe_open is no mapping
-                piece = shard.get_slice(name)
-                piece.get_dtype()
-                piece.get_shape()
-                tensors += 1
-    return tensors
+        shard = safe_open(path, "np")
+        for name in shard.keys():  # noqa: SIM118 - safe_open is no mapping
+            piece = shard.get_slice(name)
+            piece.get_dtype()
+            piece.get_shape()
+            tensors += 1
+        shards.append(shard)
+    return tensors, shards
 
 
-def open_with_kda_stream(directory: Path) -> int:
-    with open_checkpoint(directory) as checkpoint:
-        return len(checkpoint)
+def opened_by_kda_stream(directory: Path) -> tuple[int, Any]:
+    """How many tensors, and the checkpoint, opened."""
+    checkpoint = open_checkpoint(directory)
+    return len(checkpoint), checkpoint
 
 
-def seconds(run: Callable[[Path], int], directory: Path, tensors: int) -> float:
+def close(opened: Any) -> None:
+    """Close what one of the two has opened."""
+    if isinstance(opened, list):
+        opened.clear()
+    else:
+        opened.close()
+
+
+def described(opened: Any) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Name, dtype and shape of each tensor of what one of the two has opened."""
+    if not isinstance(opened, list):
+        for name in opened:
+            info = opened.info(name)
+            yield name, info.dtype, tuple(info.shape)
+        return
+    for shard in opened:
+        for name in shard.keys():  # noqa: SIM118 - safe_open is no mapping
+            piece = shard.get_slice(name)
+            yield name, piece.get_dtype(), tuple(piece.get_shape())
+
+
+def seconds(run: Callable[[Path], tuple[int, Any]], directory: Path, tensors: int) -> float:
     began = time.perf_counter()
-    if run(directory) != tensors:
+    seen, opened = run(directory)
+    close(opened)
+    taken = time.perf_counter() - began
+    if seen != tensors:
         raise SystemExit(f"{run.__name__} saw another number of tensors")
-    return time.perf_counter() - began
+    return taken
 
 
 def median_ratio(write: Callable[[Path], int], rounds: int) -> float:
@@ -86,8 +116,8 @@ def median_ratio(write: Callable[[Path], int], rounds: int) -> float:
         tensors = write(directory)
         for turn in range(rounds + 1):
             for name, run in (
-                ("safetensors", open_with_safetensors),
-                ("kda_stream", open_with_kda_stream),
+                ("safetensors", opened_by_safetensors),
+                ("kda_stream", opened_by_kda_stream),
             ):
                 taken = seconds(run, directory, tensors)
                 if turn:  # the first turn warms the files and the imports

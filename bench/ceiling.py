@@ -6,7 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from .data import DataSet
+from .data import load
+from .sides import UnavailableError
 
 SOURCE = Path(__file__).with_suffix(".c")
 WINDOW_KIB = 8 * 1024
@@ -40,34 +41,34 @@ class Case:
         return [str(program), self.method, self.stores, *sizes, str(ranges)]
 
 
-_PAGE_CACHE = tuple(
-    Case(method, threads) for method in ("pread", "map", "map-drop") for threads in (1, 2)
-)
-WARM = (
+ALL = (
     *(Case("copy", threads, stores) for stores in ("plain", "streaming") for threads in (1, 2)),
-    *_PAGE_CACHE,
-)
-COLD = (
-    *_PAGE_CACHE,
+    *(Case(method, threads) for method in ("pread", "map", "map-drop") for threads in (1, 2)),
     *(Case("direct", threads, block_kib=mib * 1024) for mib in (4, 16) for threads in (1, 2, 4)),
     Case("direct", 2, block_kib=4 * 1024, pages="small"),
 )
 
 
-def compile_program(folder: Path) -> Path:
-    """Compile ceiling.c into `folder`; raises CalledProcessError or FileNotFoundError."""
-    program = folder / "ceiling"
-    subprocess.run(
-        ["cc", "-std=c11", "-O3", "-pthread", str(SOURCE), "-o", str(program)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+def program_in(scratch: Path) -> Path:
+    """ceiling.c, compiled into `scratch`; raises `UnavailableError`."""
+    program = scratch / "ceiling"
+    if program.exists():
+        return program
+    command = ["cc", "-std=c11", "-O3", "-pthread", str(SOURCE), "-o", str(program)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UnavailableError("there is no cc") from None
+    except subprocess.CalledProcessError as error:
+        raise UnavailableError(f"cc failed: {error.stderr.strip()[-200:]}") from None
     return program
 
 
-def write_ranges(data: DataSet, folder: Path) -> Path:
-    path = folder / "ranges"
-    lines = [f"{row.layer} {row.begin} {row.end} {row.path.resolve()}\n" for row in data.ranges()]
-    path.write_text("".join(lines))
+def ranges_in(scratch: Path, folder: Path) -> Path:
+    """What of the data set's files the cases read, written into `scratch`."""
+    path = scratch / "ranges"
+    if not path.exists():
+        rows = load(folder).ranges()
+        lines = [f"{row.layer} {row.begin} {row.end} {row.path.resolve()}\n" for row in rows]
+        path.write_text("".join(lines))
     return path

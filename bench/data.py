@@ -1,4 +1,4 @@
-"""The files that are loaded: a checkpoint at full geometry, and what its KDA layers hold."""
+"""The files that are loaded: a checkpoint, at full geometry as a rule, and what its layers hold."""
 
 from __future__ import annotations
 
@@ -12,11 +12,60 @@ from pathlib import Path
 PLACE_ALIGNMENT_BYTES = 256
 SHARDS = 4
 EXPERTS = 5
-EXPERT_WIDTH = 1024  # six MLPs of 3 * 1024 * 4096 F8 bytes: 27 % on top of a layer's KDA tensors
-VOCABULARY = 8192  # 134 MB before the first layer, so that ends of shards cut layers
 FORMAT = 1
 
 Stored = tuple[str, tuple[int, ...], str, int, int]  # dtype, shape, file, begin, end
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How large the checkpoint is. `is_full` is said of the layers, not of their number."""
+
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: int
+    expert_width: int
+    vocabulary: int
+    is_full: bool
+
+    @property
+    def folder_name(self) -> str:
+        return f"layers-{self.layers}" if self.is_full else f"small-{self.layers}"
+
+    @property
+    def kda_bytes(self) -> int:
+        """About what the KDA layers hold: the four large tensors of each, and 2.6 % more."""
+        large = 4 * self.heads * self.head_dim * self.hidden * 2
+        return int(self.layers * large * 1.026)
+
+    @property
+    def file_bytes(self) -> int:
+        """About what the shards hold."""
+        experts = self.layers * (EXPERTS + 1) * 3 * self.expert_width * self.hidden
+        return self.kda_bytes + experts + 2 * self.vocabulary * self.hidden * 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """A data set: its folder, and how much it holds, such as layers and bytes."""
+
+    folder: Path
+    holds: dict[str, int]
+
+
+def full(layers: int) -> Geometry:
+    """That of GLM-5.3-Flash: 275 MB a KDA layer.
+
+    Its six small MLPs put 27 % on top of the KDA tensors; what the vocabulary takes lies before the
+    first layer, so that ends of shards cut layers.
+    """
+    return Geometry(layers, 4096, 64, 128, expert_width=1024, vocabulary=8192, is_full=True)
+
+
+def small(layers: int) -> Geometry:
+    """2 MB a KDA layer."""
+    return Geometry(layers, 512, 8, 64, expert_width=128, vocabulary=1024, is_full=False)
 
 
 @dataclass(frozen=True)
@@ -112,13 +161,22 @@ def load(folder: Path) -> DataSet:
     return DataSet(folder, layers)
 
 
-def make(root: Path, layers: int) -> DataSet:
-    """The data set of so many layers under `root`; written when it is not there yet."""
-    folder = root / f"layers-{layers}"
+def place(root: Path, geometry: Geometry) -> Place:
+    """The data set of the geometry under `root`; written when it is not there yet."""
+    folder = root / geometry.folder_name
     if not _is_complete(folder):
-        print(f"writing {layers} layers to {folder} ...", flush=True)
-        _write(folder, layers)
-    return load(folder)
+        print(f"writing {geometry.layers} layers to {folder} ...", flush=True)
+        _write(folder, geometry)
+    described = load(folder)
+    file_bytes = sum(path.stat().st_size for path in described.shards)
+    holds = {"layers": geometry.layers, "kda_bytes": described.nbytes, "file_bytes": file_bytes}
+    return Place(folder, holds)
+
+
+def tensor_sizes(folder: Path) -> list[int]:
+    """The bytes of every tensor of the checkpoint in `folder`, of KDA layers or not."""
+    stored = _stored_tensors(sorted((folder / "checkpoint").glob("*.safetensors")))
+    return [end - begin for _, _, _, begin, end in stored.values()]
 
 
 def flush_to_disk(paths: Iterable[Path]) -> None:
@@ -134,26 +192,26 @@ def _is_complete(folder: Path) -> bool:
     return described.exists() and json.loads(described.read_text())["format"] == FORMAT
 
 
-def _write(folder: Path, layers: int) -> None:
+def _write(folder: Path, geometry: Geometry) -> None:
     from kda_stream import KdaConfig
     from kda_stream.kda.classify import AttnBlockKind
     from kda_stream.testing import FIELD_TENSORS, Layout, bound_payload, write_checkpoint
 
     layout = Layout(
-        config=KdaConfig(hidden=4096, heads=64, head_dim=128, conv_kernel=4),
-        kinds=(AttnBlockKind.KDA,) * layers,
+        config=KdaConfig(geometry.hidden, geometry.heads, geometry.head_dim, conv_kernel=4),
+        kinds=(AttnBlockKind.KDA,) * geometry.layers,
         mtp=0,
         dense=0,
         experts=EXPERTS,
-        mlp=EXPERT_WIDTH,
-        vocabulary=VOCABULARY,
+        mlp=geometry.expert_width,
+        vocabulary=geometry.vocabulary,
         shards=SHARDS,
     )
     checkpoint = write_checkpoint(folder / "checkpoint", layout)
     flush_to_disk(sorted(checkpoint.iterdir()))
     stored = _stored_tensors(sorted(checkpoint.glob("*.safetensors")))
     described = []
-    for index in range(layers):
+    for index in range(geometry.layers):
         prefix = f"{layout.prefix}{index}.self_attn."
         tensors: list[Tensor] = []
         place = 0

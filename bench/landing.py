@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .data import DataSet, Layer, Tensor
+from .sides import WrongBytesError
 
 HUGE_PAGE_BYTES = 2 * 1024**2
-
-
-class WrongBytesError(Exception):
-    """A runner delivered a layer that is not the stored one, or not every layer."""
 
 
 class Landing:

@@ -11,6 +11,5 @@ ALL: tuple[Runner, ...] = (
     *vllm_patterns.RUNNERS,
     *streamers.RUNNERS,
 )
-BY_NAME = {runner.name: runner for runner in ALL}
 
-__all__ = ["ALL", "BY_NAME", "Job", "Run", "Runner", "UnavailableError"]
+__all__ = ["ALL", "Job", "Run", "Runner", "UnavailableError"]

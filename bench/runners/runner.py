@@ -8,10 +8,7 @@ from pathlib import Path
 
 from ..data import DataSet
 from ..landing import Landing
-
-
-class UnavailableError(Exception):
-    """A runner cannot run here, and why."""
+from ..sides import UnavailableError
 
 
 @dataclass(frozen=True)
@@ -62,3 +59,14 @@ KDA_ONLY = "KDA tensors"
 WHOLE = "whole shards"
 WHOLE_LAZILY = "KDA pages of whole maps"
 OWN_FORMAT = "KDA tensors, own format"
+
+__all__ = [
+    "KDA_ONLY",
+    "OWN_FORMAT",
+    "WHOLE",
+    "WHOLE_LAZILY",
+    "Job",
+    "Run",
+    "Runner",
+    "UnavailableError",
+]
