@@ -1,0 +1,140 @@
+"""Every `python` and `sh` block of the pages and of the README, run; what they print, compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import fake_cuda
+from support.pages import ROOT, RUN, SHOWN, Runner, blocks_of, pages
+
+from kda_stream import KdaConfig, iter_weights, open_checkpoint, stream_kda_layers
+from kda_stream.testing import Layout, write_checkpoint
+
+README = ROOT / "README.md"
+INSTALLS = "it installs; .ci/run does it in a fresh environment"
+# Blocks that are not run here, by page and first line, each with the reason.
+NOT_RUN = {
+    ("README.md", "pip install . && kda-stream demo"): INSTALLS,
+    ("README.md", "pip install -e '.[test]' && python -m pytest"): INSTALLS,
+    ("docs/tutorial.md", "python3 -m venv ~/kda && . ~/kda/bin/activate"): INSTALLS,
+    ("docs/how-to/locked_memory.md", "ulimit -l unlimited"): "it needs the right to raise a limit",
+    (
+        "docs/how-to/locked_memory.md",
+        "docker run --ulimit memlock=-1:-1 --memory 4g IMAGE "
+        "kda-stream stream /models/GLM-5.3-Flash --lock require",
+    ): "it needs a container engine",
+}
+NEEDS_TORCH = re.compile(r"\b(torch|torchrun|vllm|sglang|transformers)\b")
+PAGES = list(pages())
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def is_left_out(page: Path, first_line: str) -> bool:
+    return (name_of(page), first_line) in NOT_RUN
+
+
+def runs(page: Path) -> bool:
+    blocks = [block for block in blocks_of(page) if block.language in RUN]
+    return any(not is_left_out(page, block.first_line) for block in blocks)
+
+
+def parameters() -> Iterator[Any]:
+    for page in filter(runs, PAGES):
+        text = "".join(block.text for block in blocks_of(page) if block.language in RUN)
+        marks = [pytest.mark.interop] if NEEDS_TORCH.search(text) else []
+        marks += [pytest.mark.slow] if "torchrun" in text else []
+        yield pytest.param(page, marks=marks, id=name_of(page))
+
+
+@pytest.mark.parametrize("page", list(parameters()))
+def test_the_code_of_a_page_runs_and_prints_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if request.node.get_closest_marker("interop"):
+        pytest.importorskip("torch", reason="needs the interop extra")
+        driver = fake_cuda.install(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    with ExitStack() as opened:
+        runner = Runner(page, tmp_path, lambda first_line: is_left_out(page, first_line))
+        if page == README:
+            folder = write_checkpoint(tmp_path / "GLM-5.3-Flash", EIGHT_HEADS)
+            runner.before_python = lambda names: names.update(taken_for_granted(folder, opened))
+        assert runner.run() > 0
+    if request.node.get_closest_marker("interop"):
+        driver.assert_clean()
+
+
+# --- the README, whose blocks stand each for itself -----------------------------------------------
+
+EIGHT_HEADS = Layout(config=KdaConfig(hidden=64, heads=8, head_dim=16, conv_kernel=4))
+
+
+class _Made(dict[Any, Any]):
+    """Takes every copy."""
+
+    def __missing__(self, key: object) -> Any:
+        return self
+
+    def copy_(self, tensor: Any, *, non_blocking: bool) -> None:
+        assert non_blocking
+        assert tensor.numel()
+
+
+class _Model:
+    def load_weights(self, weights: Any) -> None:
+        assert sum(1 for _ in weights) == len(EIGHT_HEADS.tensors())
+
+
+def taken_for_granted(folder: Path, opened: ExitStack) -> dict[str, Any]:
+    """The names that each block of the README takes for granted, made anew."""
+    import torch
+
+    checkpoint = opened.enter_context(open_checkpoint(folder))
+    return {
+        "torch": torch,
+        "checkpoint": checkpoint,
+        "stream": opened.enter_context(stream_kda_layers(checkpoint)),
+        "upload": lambda *what: None,
+        "model": _Model(),
+        "model_tensors": {name: tensor for name, tensor in iter_weights(checkpoint)},
+        "on_gpu": _Made(),
+        "load_engine": open_checkpoint,
+    }
+
+
+# --- what is not run ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_block_runs_is_output_or_is_listed(page: Path) -> None:
+    """Any other language, or a misspelt one, would not be run and nobody would know."""
+    known = (*RUN, *SHOWN, "text")
+    others = [block for block in blocks_of(page) if block.language not in known]
+    assert [b.first_line for b in others if not is_left_out(page, b.first_line)] == []
+
+
+@pytest.mark.parametrize(("page", "first_line"), list(NOT_RUN))
+def test_a_block_that_is_listed_is_still_there_and_the_page_says_so(
+    page: str, first_line: str
+) -> None:
+    blocks = [block for block in blocks_of(ROOT / page) if block.first_line == first_line]
+    assert blocks, "take it off the list"
+    if page != "README.md":
+        text = (ROOT / page).read_text(encoding="utf-8")
+        around = text[: text.index(blocks[0].text)].rsplit("\n\n", 2)[-2:]
+        assert "Not run here" in "".join(around)
+
+
+def test_the_readme_s_first_blocks_are_those_that_the_ci_script_runs() -> None:
+    blocks = [block for block in blocks_of(README) if block.language == "sh"]
+    listed = [line for page, line in NOT_RUN if page == "README.md"]
+    assert [block.first_line for block in blocks][: len(listed)] == listed
