@@ -60,5 +60,7 @@ def _marked(found: re.Match[str]) -> str:
     name, _, member = code.partition(".")
     marked = f"``{code}``"
     if name in _PUBLIC and code.replace(".", "").isidentifier():
-        marked = f":py:obj:`{code} <kda_stream.{code}>`" if member else f":py:obj:`~kda_stream.{code}`"
+        marked = (
+            f":py:obj:`{code} <kda_stream.{code}>`" if member else f":py:obj:`~kda_stream.{code}`"
+        )
     return f"{marked}\\ {letter}" if letter else marked

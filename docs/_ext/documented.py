@@ -1,4 +1,4 @@
-"""What the sources say of their own names: values with a docstring under them. Reads, imports nothing.
+"""What the sources say of their own names: values with a docstring under them. Imports nothing.
 
 The reference pages and the tests read `limits.py`, `error_codes.py` and others by this.
 """

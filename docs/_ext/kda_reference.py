@@ -60,7 +60,9 @@ class Limits(Generated):
         """An entry for each."""
         for limit in documented(PACKAGE / "limits.py"):
             value = getattr(limits, limit.name)
-            yield from _object("data", f"kda_stream.limits.{limit.name}", limit.text, in_units(limit.name, value))
+            yield from _object(
+                "data", f"kda_stream.limits.{limit.name}", limit.text, in_units(limit.name, value)
+            )
 
 
 def in_units(name: str, value: object) -> str:
@@ -98,9 +100,10 @@ def _texts_of(module: str, name: str) -> Iterator[str]:
     for path in sorted(PACKAGE.rglob("*.py")):
         home = ".".join(("kda_stream", *path.relative_to(PACKAGE).with_suffix("").parts))
         for one in documented(path):
-            if one.name == name and one.text:
-                if getattr(import_module(home), name) is getattr(import_module(module), name):
-                    yield one.text
+            if one.name != name or not one.text:
+                continue
+            if getattr(import_module(home), name) is getattr(import_module(module), name):
+                yield one.text
 
 
 def _object(kind: str, name: str, text: str, value: str | None = None) -> Iterator[str]:
@@ -132,8 +135,8 @@ def _facts(family: KdaFamily) -> str:
     lacking = ", ".join(f"`{name}`" for name in family.lacking)
     prefixes = " or ".join(f"`{prefix}N.`" for prefix in family.prefixes)
     return (
-        f"{len(family.tensors)} tensors under {prefixes}; the model's decay {bounded}; the config's "
-        f"lists of layers count from {family.index_base}; `KdaWeights` has None for {lacking}."
+        f"{len(family.tensors)} tensors under {prefixes}; the model's decay {bounded}; the "
+        f"config's lists of layers count from {family.index_base}; `KdaWeights` has None for {lacking}."
     )
 
 
@@ -197,7 +200,10 @@ class BrokenKinds(Generated):
 
     def lines(self) -> Iterator[str]:
         """A table."""
-        broken = ((f"`{b.name}`", f"{{py:attr}}`{b.code.value} <kda_stream.ErrorCode.{b.code.name}>`") for b in Broken)
+        broken = (
+            (f"`{b.name}`", f"{{py:attr}}`{b.code.value} <kda_stream.ErrorCode.{b.code.name}>`")
+            for b in Broken
+        )
         yield from _table(("`Broken.`", "refused with"), broken)
 
 

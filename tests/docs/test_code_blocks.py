@@ -17,17 +17,17 @@ from kda_stream.testing import Layout, write_checkpoint
 
 README = ROOT / "README.md"
 INSTALLS = "it installs; .ci/run does it in a fresh environment"
+DOCKER = (
+    "docker run --ulimit memlock=-1:-1 --memory 4g IMAGE "
+    "kda-stream stream /models/GLM-5.3-Flash --lock require"
+)
 # Blocks that are not run here, by page and first line, each with the reason.
 NOT_RUN = {
     ("README.md", "pip install . && kda-stream demo"): INSTALLS,
     ("README.md", "pip install -e '.[test]' && python -m pytest"): INSTALLS,
     ("docs/tutorial.md", "python3 -m venv ~/kda && . ~/kda/bin/activate"): INSTALLS,
     ("docs/how-to/locked_memory.md", "ulimit -l unlimited"): "it needs the right to raise a limit",
-    (
-        "docs/how-to/locked_memory.md",
-        "docker run --ulimit memlock=-1:-1 --memory 4g IMAGE "
-        "kda-stream stream /models/GLM-5.3-Flash --lock require",
-    ): "it needs a container engine",
+    ("docs/how-to/locked_memory.md", DOCKER): "it needs a container engine",
 }
 NEEDS_TORCH = re.compile(r"\b(torch|torchrun|vllm|sglang|transformers)\b")
 PAGES = list(pages())
@@ -103,9 +103,9 @@ def taken_for_granted(folder: Path, opened: ExitStack) -> dict[str, Any]:
         "torch": torch,
         "checkpoint": checkpoint,
         "stream": opened.enter_context(stream_kda_layers(checkpoint)),
-        "upload": lambda *what: None,
+        "upload": lambda *_: None,
         "model": _Model(),
-        "model_tensors": {name: tensor for name, tensor in iter_weights(checkpoint)},
+        "model_tensors": dict(iter_weights(checkpoint)),
         "on_gpu": _Made(),
         "load_engine": open_checkpoint,
     }

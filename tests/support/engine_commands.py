@@ -1,6 +1,6 @@
 """`vllm serve` and `sglang serve` as far as a load format meets them: over the stand-ins.
 
-    python engine_commands.py vllm serve PATH --load-format kda_stream ...
+    python -m support.engine_commands vllm serve PATH --load-format kda_stream ...
 
 The plugin is found by its entry point and makes the loader, as in the engine; the loader fills a
 model of the checkpoint's own parameters, which then must hold what is stored.
@@ -17,8 +17,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import pytest
 from support import sglang_standin, vllm_standin

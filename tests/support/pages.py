@@ -28,12 +28,13 @@ RUN: Final = ("python", "sh")
 SHOWN: Final = ("none",)
 FENCE: Final = re.compile(r"^ *```(\w+)$\n(.*?)\n *```$", re.MULTILINE | re.DOTALL)
 SECONDS_MAX: Final = 120
+ENGINES: Final = f'env PYTHONPATH="{ROOT}/tests" "{sys.executable}" -m support.engine_commands'
 COMMANDS: Final = {
-    "python": f'"{sys.executable}" "$@"',
-    "kda-stream": f'"{sys.executable}" -m kda_stream.cli "$@"',
-    "torchrun": f'"{sys.executable}" -m torch.distributed.run "$@"',
-    "vllm": f'"{sys.executable}" "{ROOT}/tests/support/engine_commands.py" vllm "$@"',
-    "sglang": f'"{sys.executable}" "{ROOT}/tests/support/engine_commands.py" sglang "$@"',
+    "python": f'"{sys.executable}"',
+    "kda-stream": f'"{sys.executable}" -m kda_stream.cli',
+    "torchrun": f'"{sys.executable}" -m torch.distributed.run',
+    "vllm": f"{ENGINES} vllm",
+    "sglang": f"{ENGINES} sglang",
 }
 
 
@@ -127,7 +128,7 @@ def make_commands(folder: Path) -> None:
     folder.mkdir()
     for name, line in COMMANDS.items():
         command = folder / name
-        command.write_text(f"#!/bin/sh\nexec {line}\n")
+        command.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
         command.chmod(0o755)
 
 
