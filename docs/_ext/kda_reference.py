@@ -61,7 +61,7 @@ class Limits(Generated):
         for limit in documented(PACKAGE / "limits.py"):
             value = getattr(limits, limit.name)
             yield from _object(
-                "data", f"kda_stream.limits.{limit.name}", limit.text, in_units(limit.name, value)
+                "data", "kda_stream.limits", limit.name, limit.text, in_units(limit.name, value)
             )
 
 
@@ -92,7 +92,7 @@ class Data(Generated):
         """An entry for it."""
         module, _, name = self.arguments[0].rpartition(".")
         text = next(_texts_of(module, name), "")
-        yield from _object("data", self.arguments[0], text)
+        yield from _object("data", module, name, text)
 
 
 def _texts_of(module: str, name: str) -> Iterator[str]:
@@ -106,8 +106,10 @@ def _texts_of(module: str, name: str) -> Iterator[str]:
                 yield one.text
 
 
-def _object(kind: str, name: str, text: str, value: str | None = None) -> Iterator[str]:
-    yield f"```{{py:{kind}}} {name}"
+def _object(
+    kind: str, module: str, name: str, text: str, value: str | None = None
+) -> Iterator[str]:
+    yield from (f"```{{py:{kind}}} {name}", f":module: {module}")
     if value is not None:
         yield f":value: {value}"
     yield from ("", text, "```", "")
@@ -123,7 +125,7 @@ class Families(Generated):
         """A section for each."""
         for family in kda_stream.FAMILIES:
             yield from (f"### {family.name}", "", f"{family.about}.", "")
-            yield from _object("data", f"kda_stream.{family.name}", _facts(family))
+            yield from _object("data", "kda_stream", family.name, _facts(family))
             yield from _table(("name", "dtype", "shape", "not verified"), map(_row, family.tensors))
             for fact in family.unverified:
                 yield f"- Not verified: {fact}"
@@ -136,7 +138,8 @@ def _facts(family: KdaFamily) -> str:
     prefixes = " or ".join(f"`{prefix}N.`" for prefix in family.prefixes)
     return (
         f"{len(family.tensors)} tensors under {prefixes}; the model's decay {bounded}; the "
-        f"config's lists of layers count from {family.index_base}; `KdaWeights` has None for {lacking}."
+        f"config's lists of layers count from {family.index_base}; "
+        f"`KdaWeights` has None for {lacking}."
     )
 
 
@@ -188,7 +191,8 @@ class ErrorCodes(Generated):
             classes = " or ".join(f"{{py:exc}}`~kda_stream.{name}`" for name in said.classes)
             yield from _object(
                 "attribute",
-                f"kda_stream.ErrorCode.{code.name}",
+                "kda_stream",
+                f"ErrorCode.{code.name}",
                 f"{said.meaning}\n\n- Likely: {said.likely}\n- Do: {said.remedy}\n"
                 f"- Raised as: {classes}",
                 f'"{kda_stream.ErrorCode[code.name].value}"',
