@@ -255,39 +255,31 @@ class JsonOutput(Generated):
             yield "The schema is not a part of this version."
             return
         schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-        yield from ("## Every command", "", *_property_table(schema, schema))
+        yield from ("## Every command", "", *_property_table(schema))
         for name, part in schema.get("$defs", {}).items():
             yield from (f"## {name}", "", part.get("description", ""), "")
-            yield from _property_table(part, schema)
+            yield from _property_table(part)
 
 
-def _property_table(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
-    rows = list(properties_of(part, schema))
+def _property_table(part: Mapping[str, Any]) -> Iterator[str]:
+    rows = list(properties_of(part))
     if rows:
         yield from _table(("property", "type", ""), rows)
 
 
-def properties_of(
-    part: Mapping[str, Any], schema: Mapping[str, Any], before: str = ""
-) -> Iterator[tuple[str, str, str]]:
-    """(path, type, description) of each property, and of those within it."""
-    for name, value in part.get("properties", {}).items():
+def properties_of(part: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str, str]]:
+    """(path, type, description) of each property, and of those within it; `*` is any name."""
+    members = dict(part.get("properties", {}))
+    if isinstance(part.get("additionalProperties"), dict):
+        members["*"] = part["additionalProperties"]
+    for name, value in members.items():
         path = f"{before}{name}"
         yield f"`{path}`", type_of(value), described(value)
-        yield from _within(value, schema, path)
-    for sub in (*part.get("allOf", ()), *part.get("anyOf", ()), *part.get("oneOf", ())):
-        yield from properties_of(sub, schema, before)
-
-
-def _within(
-    value: Mapping[str, Any], schema: Mapping[str, Any], path: str
-) -> Iterator[tuple[str, str, str]]:
-    yield from properties_of(value, schema, f"{path}.")
-    items, other = value.get("items"), value.get("additionalProperties")
-    if isinstance(items, dict):
-        yield from properties_of(items, schema, f"{path}[].")
-    if isinstance(other, dict):
-        yield from properties_of(other, schema, f"{path}.*.")
+        yield from properties_of(value, f"{path}.")
+        if isinstance(value.get("items"), dict):
+            yield from properties_of(value["items"], f"{path}[].")
+    for sub in (*part.get("anyOf", ()), *part.get("oneOf", ())):
+        yield from properties_of(sub, before)
 
 
 def described(value: Mapping[str, Any]) -> str:

@@ -120,6 +120,9 @@ def test_a_block_runs_is_output_or_is_listed(page: Path) -> None:
     known = (*RUN, *SHOWN, "text")
     others = [block for block in blocks_of(page) if block.language not in known]
     assert [b.first_line for b in others if not is_left_out(page, b.first_line)] == []
+    opened = re.findall(r"^ *```+ *([^`\s].*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    directives = re.compile(r"\{(?:eval-rst|toctree|kda-[a-z-]+)\}.*")
+    assert len(blocks_of(page)) == sum(1 for line in opened if not directives.fullmatch(line))
 
 
 @pytest.mark.parametrize(("page", "first_line"), list(NOT_RUN))

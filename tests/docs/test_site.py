@@ -179,6 +179,7 @@ def test_a_schema_becomes_a_table_for_each_of_its_parts(
         "| `shards[].file` | string |  |",
         "| `problems` | array of [problem](#problem) |  |",
         "| `counts` | object |  |",
+        "| `counts.*` | object |  |",
         "| `counts.*.n` | `1` |  |",
         "| `code` | string |  |",
     ]
