@@ -255,6 +255,11 @@ class JsonOutput(Generated):
             yield "The schema is not a part of this version."
             return
         schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+        file = SCHEMA.relative_to(PACKAGE.parent)
+        yield from (
+            f"The schema (JSON Schema, draft 2020-12) is a file of the package, `{file}`.",
+            "",
+        )
         yield from ("## Every command", "", *_property_table(schema))
         for name, part in schema.get("$defs", {}).items():
             yield from (f"## {name}", "", part.get("description", ""), "")

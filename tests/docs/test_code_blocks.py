@@ -141,3 +141,10 @@ def test_the_readme_s_first_blocks_are_those_that_the_ci_script_runs() -> None:
     blocks = [block for block in blocks_of(README) if block.language == "sh"]
     listed = [line for page, line in NOT_RUN if page == "README.md"]
     assert [block.first_line for block in blocks][: len(listed)] == listed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_of_the_repository_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"\b((?:tests|bench|examples|csrc|kda_stream)/[\w./-]+\.\w+)\b", text)
+    assert [name for name in named if not (ROOT / name).is_file()] == []

@@ -166,9 +166,11 @@ def test_a_schema_becomes_a_table_for_each_of_its_parts(
 ) -> None:
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
     reference = import_module("kda_reference")
-    schema = tmp_path / "output.schema.json"
+    schema = tmp_path / "kda_stream" / "output.schema.json"
+    schema.parent.mkdir()
     schema.write_text(json.dumps(SCHEMA))
     monkeypatch.setattr(reference, "SCHEMA", schema)
+    monkeypatch.setattr(reference, "PACKAGE", schema.parent)
     lines = list(reference.JsonOutput.lines(None))
     assert "## verify" in lines
     assert "Facts of verify." in lines
