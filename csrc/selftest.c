@@ -360,7 +360,7 @@ static int state_of_child(child_body *body, const void *given)
     child = fork();
     need(child >= 0, "fork");
     if (child == 0) {
-        alarm(10);
+        alarm(60);
         checks_failed = 0;
         body(given);
         fflush(stdout);

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .dtypes import DTYPE_BITS, KdaDtype
 from .errors import ArgumentError, ErrorCode, in_words
 from .kda.check import FamilyChoice, require_family
-from .kda.config import KdaConfig
+from .kda.config import KdaConfig, require_config
 from .kda.families import FAMILIES, GLM5_NEXT
 from .kda.family import KdaFamily
 from .kda.source import Place, RawTensor, Rows
@@ -90,10 +90,11 @@ def kda_slot_bytes(config: KdaConfig, family: FamilyChoice = GLM5_NEXT) -> int:
     elsewhere. 275,739,136 at the geometry of GLM-5.3-Flash, 0.1 % more than the tensors. With
     "auto", enough for any family.
 
-    Raises `ArgumentError` for what is no family.
+    Raises `ArgumentError` for what is no geometry or no family.
     """
     if family == "auto":
         return max(kda_slot_bytes(config, one) for one in FAMILIES)
+    require_config(config)
     nbytes = 0
     for specs in require_family(family).fields.values():
         stored = sum(spec.most_bytes(config) for spec in specs)

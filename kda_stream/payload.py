@@ -26,6 +26,7 @@ from .kda.classify import is_kda_block
 from .kda.families import FAMILIES
 from .limits import BELL_SECONDS, CHECK_PIECE_BYTES, ENDING_SECONDS, LAYOUT_BYTES
 from .manifest import SHA256_HEX, ManifestEntry
+from .require import require_items
 from .staging.arena import PinnedArena, Slot
 from .staging.reading import ReadChoice, Wanted, bring_in, copy_threads
 from .staging.spans import CopyStop
@@ -81,7 +82,9 @@ def check_payload(
     checking a shard raises, and what `progress` does.
     """
     began_seconds = time.monotonic()
-    wanted = None if names is None else frozenset(names)
+    wanted = None
+    if names is not None:
+        wanted = frozenset(require_items("names", names, "tensor names", '"lm_head.weight"'))
     if wanted is None:
         shards = list(checkpoint.shards.values())
         total = sum(shard.identity.file_bytes for shard in shards)

@@ -12,6 +12,7 @@ from .kda.classify import is_kda_block
 from .kda.config import KdaConfig
 from .kda.source import KdaTensorSource
 from .kda.tensor_parallel import KdaShardedSource, KdaTpPlan
+from .require import require_items
 
 
 def source_of(checkpoint: Checkpoint, index: LayerIndex, plan: KdaTpPlan | None) -> KdaTensorSource:
@@ -89,4 +90,5 @@ def config_of(checkpoint: Checkpoint) -> KdaConfig:
 
 def indices_of(checkpoint: Checkpoint, layers: Iterable[int]) -> tuple[LayerIndex, ...]:
     """The layers of these numbers; raises `NotFoundError` for one that the checkpoint lacks."""
-    return tuple(checkpoint.layer(index).index for index in layers)
+    numbers = require_items("layers", layers, "layer numbers", "0")
+    return tuple(checkpoint.layer(index).index for index in numbers)

@@ -15,10 +15,11 @@ from typing import Final, NoReturn
 from .bind import fill_slot
 from .checkpoint.checkpoint import Checkpoint, require_checkpoint
 from .closing import Closing, finish_first
-from .errors import ArgumentError, ErrorCode, StreamError, in_words
+from .errors import ArgumentError, ErrorCode, StreamError
 from .kda.source import RawTensor, files_of
 from .limits import COLLECT_SECONDS, KEPT_SECONDS, LAYOUT_BYTES, WEIGHTS_SLOT_BYTES
 from .packing import LARGES, ORDERS, Batch, Large, Order, Part, batches
+from .require import require_choice, require_items
 from .stager import Stager, no_thread
 from .staging.arena import (
     Lease,
@@ -361,18 +362,10 @@ def iter_weights(
 
 
 def _named(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
-    if isinstance(names, str):
-        raise ArgumentError(
-            ErrorCode.ARGUMENT,
-            "names is one text",
-            expected="an iterable of tensor names",
-            got=repr(names),
-            hint=f"pass names=[{names!r}]",
-        )
-    chosen = list(dict.fromkeys(names))
-    for name in chosen:
+    given = require_items("names", names, "tensor names", '"lm_head.weight"')
+    for name in given:
         checkpoint.file_of(name)
-    return chosen
+    return list(dict.fromkeys(given))
 
 
 def _whole_bytes(checkpoint: Checkpoint, names: list[str]) -> int:
@@ -391,21 +384,13 @@ def _file_bytes(path: str) -> int:
         return 0
 
 
-_OPTIONS: Final = {"order": ORDERS, "large": LARGES}
 _SLOTS_MIN: Final = 2
 
 
 def _require_options(checkpoint: object, order: str, large: str) -> None:
     require_checkpoint(checkpoint)
-    for name, given in (("order", order), ("large", large)):
-        if given not in _OPTIONS[name]:
-            raise ArgumentError(
-                ErrorCode.ARGUMENT,
-                f"{name} is unknown",
-                expected=" or ".join(_OPTIONS[name]),
-                got=in_words(given, repr),
-                hint=f"leave it out: {_OPTIONS[name][0]!r} is what most want",
-            )
+    for name, given, known in (("order", order, ORDERS), ("large", large, LARGES)):
+        require_choice(name, given, known, f"leave it out: {known[0]!r} is what most want")
 
 
 def require_weight_slots(slot_bytes: int, slots: int, lock: str) -> None:

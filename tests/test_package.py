@@ -27,6 +27,7 @@ IMPORT_MICROSECONDS_MAX = 10_000
 ORDER = (
     ("limits", "error_codes"),
     ("errors",),
+    ("require",),
     ("jsontext", "dtypes", "files", "foreign", "closing"),
     ("arrays", "manifest"),
     ("kda", "staging"),

@@ -13,19 +13,20 @@ from weakref import ref
 
 from ..closing import Closing, finish_first, renew_locks_after_fork
 from ..errors import (
-    ArgumentError,
     CheckpointError,
     ClosedError,
     ErrorCode,
     InUseError,
     KdaStreamError,
     NotFoundError,
+    in_words,
     listed,
     shown,
 )
 from ..kda.config import hidden_layer_count, read_config
 from ..kda.source import RawTensor
 from ..limits import HEADER_BYTES_MAX, LINE_CHARS_MAX, SHOWN_ITEMS_MAX
+from ..require import require_choice, require_kind, require_path
 from .header import TensorInfo
 from .layer import LayerIndex, LayerNames, LayerSource, find_layers
 from .listing import CheckpointFiles, list_files
@@ -248,7 +249,7 @@ class Checkpoint(Closing):
             numbers = list(layers.by_number)
             raise NotFoundError(
                 ErrorCode.LAYER_UNKNOWN,
-                f"the checkpoint has no layer {shown(index)}",
+                f"the checkpoint has no layer {shown(in_words(index, repr))}",
                 path=self.path,
                 expected=f"one of {len(numbers)} layers from {numbers[0]} to {numbers[-1]} "
                 f"under {layers.prefix}",
@@ -345,14 +346,8 @@ class Checkpoint(Closing):
 
 def require_checkpoint(checkpoint: object) -> None:
     """Raise `ArgumentError` when `checkpoint` is none."""
-    if not isinstance(checkpoint, Checkpoint):
-        raise ArgumentError(
-            ErrorCode.ARGUMENT,
-            "checkpoint is none",
-            expected="an open Checkpoint",
-            got=type(checkpoint).__name__,
-            hint="open it: with open_checkpoint(path) as checkpoint:",
-        )
+    hint = "open it: with open_checkpoint(path) as checkpoint:"
+    require_kind("checkpoint", checkpoint, Checkpoint, "an open Checkpoint", hint)
 
 
 def _as_number(index: object) -> int | None:
@@ -385,15 +380,9 @@ def open_checkpoint(
 
     Example: `with open_checkpoint("GLM-5.3-Flash") as checkpoint: print(len(checkpoint))`.
     """
-    if verify not in ("all", "needed"):
-        raise ArgumentError(
-            ErrorCode.ARGUMENT,
-            "verify is unknown",
-            expected="'all' or 'needed'",
-            got=repr(verify),
-            hint="'needed' checks a shard when the first of its tensors is asked for",
-        )
-    name = os.fsdecode(path)
+    hint = '"needed" checks a shard when the first of its tensors is asked for'
+    require_choice("verify", verify, ("all", "needed"), hint)
+    name = require_path(path)
     files = list_files(name)
     shards = Shards(files, header_bytes_max, name)
     if verify == "all":

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ..errors import ArgumentError, ErrorCode, listed
 from ..kda.source import RawTensor
+from ..require import require_kind
 
 _CODES: Final = {
     "bool": "BOOL",
@@ -32,7 +33,7 @@ class MappingSource:
     `tensors` may hold more than the layer, such as a whole state_dict: `prefix` is what stands
     before the layer-relative names, and names without it are left out. Nothing is copied and the
     memory stays the caller's; what is written to it later is seen. BF16 of numpy is ml_dtypes'.
-    Raises `ArgumentError` when no name begins with `prefix`.
+    Raises `ArgumentError` when no name begins with `prefix`, and for what is no mapping of names.
 
     `get` raises `ArgumentError` for what is no plain memory of this machine: tensors on another
     device, without data, sparse, quantised, or not contiguous in C order.
@@ -43,6 +44,10 @@ class MappingSource:
     """
 
     def __init__(self, tensors: Mapping[str, Any], *, prefix: str = "") -> None:
+        require_kind("tensors", tensors, Mapping, "a mapping of names to tensors", "pass a dict")
+        require_kind("prefix", prefix, str, "a text", "pass all that stands before self_attn.")
+        for name in tensors:
+            require_kind("a name of tensors", name, str, "a text", "name each as the layer does")
         self._tensors = {
             name[len(prefix) :]: tensor
             for name, tensor in tensors.items()

@@ -20,6 +20,7 @@ from ..kda.families import GLM5_NEXT_F32_CONV
 from ..kda.family import A_LOG_FIELD, CONV_FIELD, KdaFamily, field_name
 from ..kda.source import RawTensor
 from ..layout import Field, fields_of
+from ..require import require_kind
 from ..selection import config_of
 from ..staging.locking import LockPolicy, LockReport
 from ..staging.reading import ReadPath
@@ -163,6 +164,9 @@ def _thirds(joined: RawTensor) -> list[RawTensor]:
 
 def _kda_parameters(model: Module) -> dict[int, dict[str, Tensor]]:
     """The parameters of each KDA layer, by field of `KdaWeights`."""
+    if not callable(getattr(model, "named_parameters", None)):
+        hint = "pass a model of the transformers library"
+        require_kind("model", model, (), "a torch module", hint)
     found: dict[str, dict[int, dict[str, Tensor]]] = {}
     for name, parameter in model.named_parameters():
         match = _PARAMETER.fullmatch(name)

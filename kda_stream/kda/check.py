@@ -12,7 +12,7 @@ from typing import Literal
 from ..errors import ArgumentError, BindError, ErrorCode, listed, shown
 from ..limits import PROBLEMS_SHOWN_MAX
 from .classify import AttnBlockKind, classify_attn_block
-from .config import KdaConfig
+from .config import KdaConfig, require_config
 from .diagnosis import what_it_looks_like
 from .families import BLOCKS, FAMILIES, KDA_SIGNS
 from .family import KdaFamily
@@ -116,6 +116,7 @@ def check_kda_block(
     family's block beside it. Raises `BindError` with every problem there is; with "auto", those
     with the family that comes nearest.
     """
+    require_config(config)
     require_source(source)
     if family == "auto":
         layer = _Layer.of(source, BLOCKS)

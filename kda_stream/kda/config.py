@@ -12,6 +12,7 @@ from ..files import read_small_file
 from ..foreign import foreign_kind
 from ..jsontext import parse_json
 from ..limits import CONFIG_BYTES_MAX, INTEGER_MAX, SNIFF_BYTES
+from ..require import require_kind, require_path
 
 TEXT_CONFIG: Final = "text_config"
 
@@ -74,9 +75,15 @@ class KdaConfig:
         positive int, or is given twice with different values; `PathError` when there is no such
         file.
         """
-        path = None if isinstance(config, Mapping) else os.fspath(config)
+        path = None if isinstance(config, Mapping) else require_path(config)
         document = config if isinstance(config, Mapping) else read_config(config)
         return cls(**{name: _geometry(document, name, path) for name in SPELLINGS})
+
+
+def require_config(config: object) -> None:
+    """Raise `ArgumentError` when `config` is no `KdaConfig`."""
+    hint = "pass KdaConfig.from_json(path), which takes the parsed object too"
+    require_kind("config", config, KdaConfig, "a KdaConfig", hint)
 
 
 def read_config(path: str | os.PathLike[str]) -> Mapping[str, Any]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import ArgumentError, ErrorCode, in_words
 from ..limits import RANKS_SHOWN_MAX
+from ..require import require_kind
 from .check import check_kda_block, require_family, require_source
-from .config import KdaConfig
+from .config import KdaConfig, require_config
 from .families import GLM5_NEXT
 from .family import KdaFamily
 from .source import KdaTensorSource, RawTensor
@@ -42,8 +43,7 @@ class KdaTpPlan:
     def __init__(
         self, config: KdaConfig, rank: int, size: int, family: KdaFamily = GLM5_NEXT
     ) -> None:
-        if not isinstance(config, KdaConfig):
-            raise _no_such("config", config, "a KdaConfig", "pass KdaConfig.from_json(path)")
+        require_config(config)
         _require_rank(config, rank, size)
         require_family(family)
         local = replace(config, heads=config.heads // size)
@@ -92,8 +92,8 @@ class KdaShardedSource:
 
     def __init__(self, source: KdaTensorSource, plan: KdaTpPlan) -> None:
         require_source(source)
-        if not isinstance(plan, KdaTpPlan):
-            raise _no_such("plan", plan, "a KdaTpPlan", "make one: KdaTpPlan(config, rank, size)")
+        hint = "make one: KdaTpPlan(config, rank, size)"
+        require_kind("plan", plan, KdaTpPlan, "a KdaTpPlan", hint)
         index = getattr(source, "index", None)
         if index is not None:
             self.index = index
@@ -136,13 +136,6 @@ def _local_spec(
         return Padded(dim.dim, each + tail) if tail and rank == size - 1 else dim.dim
 
     return replace(spec, dims=tuple(map(local_dim, spec.dims)))
-
-
-def _no_such(name: str, given: object, expected: str, hint: str) -> ArgumentError:
-    got = type(given).__name__
-    return ArgumentError(
-        ErrorCode.ARGUMENT, f"{name} is none", expected=expected, got=got, hint=hint
-    )
 
 
 def _require_rank(config: KdaConfig, rank: int, size: int) -> None:

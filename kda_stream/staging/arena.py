@@ -19,6 +19,7 @@ from ..errors import (
     SlotError,
 )
 from ..limits import BELL_SECONDS, SLOTS_MAX
+from ..require import require_choice
 from .locking import LOCK_POLICIES, LockPolicy, lock_pages
 from .pages import PAGE_BYTES, LentMemory, map_anonymous
 from .registration import HostRegistrar, Registration, register_refused, require_registrar
@@ -479,11 +480,5 @@ def require_arena_arguments(slot_bytes: int, slots: int, lock: str) -> None:
             got=slots,
             hint="two keep a stream busy; one more for each layer that is held",
         )
-    if lock not in LOCK_POLICIES:
-        raise ArgumentError(
-            ErrorCode.ARGUMENT,
-            "lock is unknown",
-            expected=" or ".join(LOCK_POLICIES),
-            got=lock,
-            hint='"prefer" locks where the system lets it, and reports whether it did',
-        )
+    hint = '"prefer" locks where the system lets it, and reports whether it did'
+    require_choice("lock", lock, LOCK_POLICIES, hint)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from typing import Final, Literal, Protocol
 
-from ..errors import ArgumentError, ErrorCode, PayloadError, in_words
+from ..errors import ErrorCode, PayloadError
 from ..limits import (
     COPY_THREADS_MAX,
     DIRECT_BLOCK_BYTES_MAX,
@@ -20,6 +20,7 @@ from ..limits import (
     READ_AHEAD_BYTES,
     READS_IN_FLIGHT,
 )
+from ..require import require_choice
 from .pages import PAGE_BYTES
 from .residency import (
     cached_bytes,
@@ -114,15 +115,9 @@ class ReadReport:
 
 def require_read_choice(path: str, residency: str) -> None:
     """Raise `ArgumentError` when there is no such read path or residency."""
-    for name, given, known in (("read", path, READ_PATHS), ("residency", residency, RESIDENCIES)):
-        if given not in known:
-            raise ArgumentError(
-                ErrorCode.ARGUMENT,
-                f"{name} is unknown",
-                expected=" or ".join(known),
-                got=in_words(given, repr),
-                hint='"auto" chooses by what is in the page cache and how much memory is left',
-            )
+    hint = '"auto" chooses by what is in the page cache and how much memory is left'
+    require_choice("read", path, READ_PATHS, hint)
+    require_choice("residency", residency, RESIDENCIES, hint)
 
 
 def bring_in(

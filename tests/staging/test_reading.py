@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
@@ -371,6 +372,7 @@ def test_descriptors_are_closed_when_a_copy_ends_and_when_it_fails(
 ) -> None:
     source = tmp_path / "file"
     source.write_bytes(CONTENT)
+    gc.collect()  # what tests before this one left open is not to go meanwhile
     before = sorted(os.listdir("/proc/self/fd"))
     brought_in(source, [(0, 1000, 0)], 1000, path)
     assert sorted(os.listdir("/proc/self/fd")) == before
