@@ -71,7 +71,7 @@ class BoundTensor:
         return self._view()
 
     def numpy(self) -> ndarray[Any, Any]:
-        """A read-only array; BF16 is ml_dtypes' bfloat16.
+        """A read-only array of this shape; F32 is float32, BF16 is ml_dtypes' bfloat16.
 
         Raises `NotInstalledError` where that is missing, `ClosedError` after the slot was given
         back.
@@ -79,11 +79,11 @@ class BoundTensor:
         return as_numpy(self.dtype.value, self.shape, self._view(), name=self.name)
 
     def torch(self) -> Tensor:
-        """A torch tensor on the CPU; raises `ClosedError` after the slot was given back.
+        """A torch tensor on the CPU, of this shape, in torch.float32 or torch.bfloat16.
 
-        Raises `NotInstalledError` without torch. With `copy=False` also `PayloadError` when the
-        file has changed or the map is refused, and `ArgumentError` where the tensor lies at an odd
-        address.
+        Raises `ClosedError` after the slot was given back, `NotInstalledError` without torch. With
+        `copy=False` also `PayloadError` when the file has changed or the map is refused, and
+        `ArgumentError` where the tensor lies at an odd address.
         """
         return as_torch(self.dtype.value, self.shape, self._writable_view(), name=self.name)
 

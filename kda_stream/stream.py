@@ -101,8 +101,9 @@ class StreamReport:
 class KdaLayerStream(Closing):
     """The KDA layers of a checkpoint, one after the other; made by `stream_kda_layers`.
 
-    A context manager and, inside it, an iterator of `KdaLayer`. Leaving it ends the thread and
-    gives back the slots; the checkpoint stays open.
+    A context manager and, inside it, an iterator of `KdaLayer`. `layers` are the numbers of all
+    that it will hand out, in order. Leaving it ends the thread and gives back the slots; the
+    checkpoint stays open.
     """
 
     def __init__(

@@ -40,9 +40,10 @@ from .staging.registration import HostRegistrar, require_registrar
 
 
 class TensorPiece(RawTensor):
-    """Some rows of a tensor that is larger than a slot: `row` is the first one's number.
+    """Some rows of a tensor that is larger than a slot: `row` is the first one's number, from 0.
 
-    `shape` and `data` are the piece's, `whole_shape` is the tensor's.
+    Rows are along the first axis. `shape`, `data` and `nbytes` are the piece's, `whole_shape` is
+    the tensor's. Lent as every tensor of its stream.
     """
 
     __slots__ = ("row", "whole_shape")

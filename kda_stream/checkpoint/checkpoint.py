@@ -101,7 +101,8 @@ class Checkpoint(Closing):
     out; no payload has been touched, and no descriptor is held. Tensors are lent: their views end
     with `close()`. Safe to use from several threads. A context manager.
 
-    Attributes: `path` as given, `directory` that holds the shards.
+    `checkpoint[name]` is `tensor(name)`; `len`, `in` and iteration are over the names, in the
+    index's order. Attributes: `path` as given, `directory` that holds the shards.
     """
 
     def __init__(self, path: str, files: CheckpointFiles, shards: Shards) -> None:
@@ -221,7 +222,10 @@ class Checkpoint(Closing):
 
     @property
     def layer_prefix(self) -> str:
-        """What the full names of layer tensors have before the layer's number."""
+        """What the full names of layer tensors have before the layer's number.
+
+        Raises `CheckpointError` when the names show no decoder or two.
+        """
         return self._layer_names().prefix
 
     def layers(self) -> tuple[LayerIndex, ...]:
@@ -371,7 +375,8 @@ def open_checkpoint(
     here all the same.
 
     Raises `PathError`, `HeaderError`, `ShardIndexError`, `ShardsMissingError`, or, when more than
-    one shard is at fault, a `CheckpointError` whose `problems` are all of these.
+    one shard is at fault, a `CheckpointError` whose `problems` are all of these; `CheckpointError`
+    too for a directory that is no one checkpoint; `ArgumentError`.
 
     Example: `with open_checkpoint("GLM-5.3-Flash") as checkpoint: print(len(checkpoint))`.
     """

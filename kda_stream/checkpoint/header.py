@@ -45,6 +45,8 @@ class TensorInfo:
 class Header:
     """A checked header; iterates over its tensor names in the header's own order.
 
+    The payload begins `payload_begin` bytes into the file and has `payload_bytes`; `metadata` is
+    the header's `__metadata__`, empty without one.
     The tensors are kept as columns, which take a third of the memory of an object each: `numbers`
     gives a name's place in `row_kinds`, `begins` and `ends`, and `row_kinds` one in `kinds`.
     """

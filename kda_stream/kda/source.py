@@ -181,7 +181,11 @@ def _plain(data: Buffer) -> memoryview:
 
 
 class KdaTensorSource(Protocol):
-    """One decoder layer's tensors under layer-relative names such as `self_attn.A_log`."""
+    """One decoder layer's tensors under layer-relative names such as `self_attn.A_log`.
+
+    What `get` gives is lent for as long as the source's owner says; a bind with `copy=True` needs
+    it until it returns. With an attribute `index` a bind compares that with its `layer_idx`.
+    """
 
     def get(self, name: str) -> RawTensor | None:
         """The tensor `name`, or None when the layer has none of that name."""

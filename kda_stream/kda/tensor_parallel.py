@@ -60,7 +60,10 @@ class KdaTpPlan:
             object.__setattr__(self, name, value)
 
     def part(self, spec: TensorSpec) -> tuple[int, int, int] | None:
-        """(axis, begin, end) of the rank's part of a tensor of the whole block; None: all of it."""
+        """The rank's part of a tensor of the whole block: (axis, begin, end); None: all of it.
+
+        `begin` and `end` are indices along `axis` of the stored tensor, padding included.
+        """
         axis = spec.heads_axis
         if axis is None or self.size == 1:
             return None

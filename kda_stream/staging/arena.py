@@ -109,7 +109,7 @@ class _RegisteredMemory(_Memory):
 
 
 class Slot:
-    """One slot of an arena: `nbytes` bytes from a page border on.
+    """One slot of an arena: `nbytes` bytes from a page border on; `number` counts from 0.
 
     `claim` makes a free slot one that is being filled, `lend` a lent one, `Lease.release` a free
     one again; `abandon` frees a claimed one. A slot that is lent is never written. `report` tells

@@ -18,7 +18,7 @@ _NO_LIMIT: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """`nbytes` bytes from `offset` of an open file.
+    """`nbytes` bytes from `offset` of an open file, both in bytes; the caller closes `descriptor`.
 
     With `block_bytes` the file was opened with O_DIRECT: it is read in whole blocks of that size, a
     power of two from 512 to 65,536, past the page cache.
@@ -105,6 +105,8 @@ class CopyPlan:
     ) -> None:
         """Check every span against its source and `destination`, then copy them all.
 
+        `destination` is writable, contiguous memory of the caller's; sources and destination are
+        held until the copy ends.
         The GIL is released, and `threads` threads copy, which end with it. One call into C does it
         all, but that in the main thread, or with `between`, it comes back every
         `PAUSE_NANOSECONDS`: signals are answered, `between` is called, and it goes on where it was;

@@ -230,7 +230,11 @@ def write_checkpoint(directory: str | os.PathLike[str], layout: Layout | None = 
 
 
 def write_shard(path: str | os.PathLike[str], tensors: Sequence[StoredTensor]) -> None:
-    """Write one safetensors file that holds `tensors`, each filled with its `payload`."""
+    """Write one safetensors file that holds `tensors`, each filled with its `payload`.
+
+    A file that is there is replaced. Raises the safetensors package's error when it cannot be
+    written.
+    """
     data = {tensor.name: payload(tensor.name, 0, tensor.nbytes) for tensor in tensors}
     specs: dict[str, Any] = {
         tensor.name: _serializable(tensor, data[tensor.name]) for tensor in tensors
