@@ -34,6 +34,7 @@ html_title = f"kda_stream {release}"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 
 # What is none of the package's own is not linked to: the site is built without a network.

@@ -20,7 +20,7 @@ import safetensors
 
 from ..dtypes import DTYPE_BITS
 from ..errors import ArgumentError, ErrorCode
-from ..files import umask
+from ..files import refuse_writing, umask
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig
 from ..kda.tensors import ATTENTION_PREFIX, KDA_TENSORS
@@ -232,14 +232,16 @@ def write_checkpoint(directory: str | os.PathLike[str], layout: Layout | None = 
 def write_shard(path: str | os.PathLike[str], tensors: Sequence[StoredTensor]) -> None:
     """Write one safetensors file that holds `tensors`, each filled with its `payload`.
 
-    A file that is there is replaced. Raises the safetensors package's error when it cannot be
-    written.
+    A file that is there is replaced. Raises `PathError` when it cannot be written.
     """
     data = {tensor.name: payload(tensor.name, 0, tensor.nbytes) for tensor in tensors}
     specs: dict[str, Any] = {
         tensor.name: _serializable(tensor, data[tensor.name]) for tensor in tensors
     }
-    safetensors.serialize_file(specs, os.fspath(path), {"format": "pt"})
+    try:
+        safetensors.serialize_file(specs, os.fspath(path), {"format": "pt"})
+    except safetensors.SafetensorError as error:
+        refuse_writing(os.fsdecode(path), str(error))
     os.chmod(path, 0o666 & ~umask())  # the package leaves them to their owner alone
 
 

@@ -11,7 +11,15 @@ import numpy
 import pytest
 import safetensors
 
-from kda_stream import ArgumentError, BindError, KdaConfig, bind_kda_weights, open_checkpoint
+from kda_stream import (
+    ArgumentError,
+    BindError,
+    ErrorCode,
+    KdaConfig,
+    PathError,
+    bind_kda_weights,
+    open_checkpoint,
+)
 from kda_stream.testing import (
     DSA,
     FIELD_TENSORS,
@@ -20,6 +28,7 @@ from kda_stream.testing import (
     bound_payload,
     payload,
     write_checkpoint,
+    write_shard,
 )
 
 FACTS: dict[str, Any] = json.loads(
@@ -181,3 +190,10 @@ def test_the_default_checkpoint_is_small_and_its_layout_cannot_be_changed(writte
     assert sum(file.stat().st_size for file in written.iterdir()) < 2_000_000
     with pytest.raises(dataclasses.FrozenInstanceError):
         Layout().shards = 5  # type: ignore[misc]
+
+
+def test_a_shard_that_cannot_be_written_is_an_error_of_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "model.safetensors"
+    with pytest.raises(PathError, match="it cannot be written") as caught:
+        write_shard(path, ())
+    assert (caught.value.code, caught.value.path) == (ErrorCode.PATH_NOT_WRITABLE, str(path))
