@@ -161,9 +161,7 @@ def test_the_limit_of_a_control_group_is_told_with_its_use(tmp_path: Path) -> No
     assert 0 < found["used_bytes"] < 512 * MIB
 
 
-def test_without_the_compiled_part_all_else_is_told(
-    run: Run, small: Path, tmp_path: Path
-) -> None:
+def test_without_the_compiled_part_all_else_is_told(run: Run, small: Path, tmp_path: Path) -> None:
     env = without_modules(tmp_path / "without", "kda_stream._native")
     ran = run("env", "--json", env=env)
     found = ran.json
@@ -234,9 +232,7 @@ def test_a_file_system_that_may_go_away_is_remote(run: Run, small: Path, tmp_pat
         assert first_layer(run, far) == {"positional": 1}
 
 
-def test_direct_alignment_is_that_with_which_direct_reads_work(
-    run: Run, medium: Written
-) -> None:
+def test_direct_alignment_is_that_with_which_direct_reads_work(run: Run, medium: Written) -> None:
     alignment = run("env", medium.folder, "--json").json["disk"]["direct_alignment_bytes"]
     cool(*shards(medium.folder))
     if alignment is None:
@@ -261,9 +257,7 @@ def test_the_path_may_be_a_file_or_a_folder_of_anything(run: Run, tmp_path: Path
 
 
 @pytest.mark.usefixtures("cached")
-def test_the_way_of_a_cold_and_of_a_warm_layer_is_that_of_a_bind(
-    run: Run, medium: Written
-) -> None:
+def test_the_way_of_a_cold_and_of_a_warm_layer_is_that_of_a_bind(run: Run, medium: Written) -> None:
     nbytes = sum(map(len, medium.expected(0).values()))
     cool(*shards(medium.folder))
     cold = run("env", medium.folder, "--json").json["read"]
@@ -291,9 +285,7 @@ def test_no_payload_is_read_to_know_it(run: Run, medium: Written) -> None:
 
 
 @pytest.mark.parametrize("where", ["the folder", "its index", "a shard"])
-def test_the_path_may_be_named_as_for_the_other_commands(
-    run: Run, small: Path, where: str
-) -> None:
+def test_the_path_may_be_named_as_for_the_other_commands(run: Run, small: Path, where: str) -> None:
     path = {"the folder": small, "its index": small / INDEX, "a shard": small / SHARDS[0]}[where]
     ran = run("env", path, "--json")
     assert (ran.status, ran.json["problems"]) == (0, [])
@@ -346,9 +338,7 @@ def test_a_checkpoint_that_cannot_be_opened_is_a_problem_beside_all_the_rest(
     assert kda_stream.__version__ in text.stdout
 
 
-def test_a_path_where_nothing_is_is_a_problem_beside_all_the_rest(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_path_where_nothing_is_is_a_problem_beside_all_the_rest(run: Run, tmp_path: Path) -> None:
     ran = run("env", tmp_path / "nowhere", "--json")
     assert ran.status == 3
     (problem,) = ran.json["problems"]
@@ -392,5 +382,3 @@ def test_the_script_that_takes_the_compiled_part_away_does_so(
     ran = run("stream", small, "--json", env=env)
     assert ran.status != 0
     assert ran.json["problems"][0]["code"] == "not-built"
-
-

@@ -31,7 +31,9 @@ LONG = {
 }
 # "3 of 34 layers" or "3/34 layers"; "1.2 of 9.4 GB" or "1.2 GB of 9.4 GB"; "2.0 GB/s"
 LAYERS = re.compile(r"([\d,]+) ?(?:of|/) ?([\d,]+) layers?\b")
-BYTES = re.compile(r"([\d.,]+)(?: [kMGT]?B| bytes)? ?(?:of|/) ?([\d.,]+) ?(?:[kMGT]?B|bytes)\b(?!/)")
+BYTES = re.compile(
+    r"([\d.,]+)(?: [kMGT]?B| bytes)? ?(?:of|/) ?([\d.,]+) ?(?:[kMGT]?B|bytes)\b(?!/)"
+)
 RATE = re.compile(r"[\d.,]+ GB/s")
 LEFT = re.compile(r"\d+ ?s(?:ec)?\b|\d+:\d\d|\d+ ?m(?:in)?\b")
 BAR = re.compile(r"([^\w\s.,:/])\1{2,}")
@@ -238,9 +240,7 @@ def test_errors_begin_on_a_line_of_their_own_below_the_bar(
     assert not ran.screen.cursor_is_hidden
 
 
-def test_findings_of_a_pass_begin_below_the_bar(
-    tmp_path: Path, env: dict[str, str]
-) -> None:
+def test_findings_of_a_pass_begin_below_the_bar(tmp_path: Path, env: dict[str, str]) -> None:
     write_sparse(tmp_path / "zeros", layers=4, sparse=True)
     with begun(tmp_path, "verify", "zeros", "--payload", env=env, columns=4000, on=(1, 2)) as ran:
         assert ran.finish() == 1
@@ -306,9 +306,7 @@ class _Told:
 
 
 @pytest.fixture(scope="module")
-def told(
-    small: Path, long: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, _Told]:
+def told(small: Path, long: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, _Told]:
     """Two lines of each long command, and of one on a terminal that is dumb.
 
     They all go at once, and stand still most of the time so as to take no processor: a clock that
