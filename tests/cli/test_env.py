@@ -139,7 +139,7 @@ resource.setrlimit(resource.RLIMIT_AS, (8 * 1024**3, 16 * 1024**3))
 
 
 def test_no_limit_is_null(run: Run) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
         pytest.skip("there is a limit on address space here")
     script = "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))"

@@ -154,13 +154,18 @@ def test_without_rich_there_is_no_colour_and_no_complaint(here: Path, tmp_path: 
             assert len(ran.text.splitlines()) == (14 if status == 0 else 2)
 
 
+_HAS_RICH = """
+import atexit, sys
+atexit.register(lambda: print("rich" in sys.modules, file=open(F, "a")))
+"""
+
+
 def test_rich_is_imported_only_where_a_terminal_shows_it(
     here: Path, run: Run, tmp_path: Path
 ) -> None:
     """So that scripts, which start the command often, do not wait for it."""
-    spy = "import atexit, sys\natexit.register(lambda: print('rich' in sys.modules, file=open(F, 'a')))"
     told = tmp_path / "told"
-    env = spying(tmp_path / "spy", f"F = {str(told)!r}\n{spy}")
+    env = spying(tmp_path / "spy", f"F = {str(told)!r}\n{_HAS_RICH}")
     run("inspect", "small", env=env)
     run("verify", "small", "--payload", "--json", env=env)
     on_terminal(here, "inspect", "small", env={**env, "TERM": "dumb"})
@@ -257,9 +262,10 @@ def test_a_terminal_that_takes_ascii_alone_gets_every_name(here: Path, copied: P
 # Quiet -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("flag", ["-q", "--quiet"])
 @pytest.mark.parametrize("what", TELLING)
-def test_quiet_prints_nothing_when_all_is_well(run: Run, here: Path, what: str, flag: str) -> None:
+def test_quiet_prints_nothing_when_all_is_well(run: Run, what: str, flag: str) -> None:
     ran = run(*TELLING[what], flag)
     assert (ran.status, ran.stdout, ran.stderr) == (0, "", "")
 
@@ -270,7 +276,8 @@ def test_quiet_is_quiet_on_a_terminal_too(here: Path, what: str) -> None:
     assert (ran.process.returncode, ran.text) == (0, "")
 
 
-def test_quiet_keeps_errors_hints_and_the_exit_status(run: Run, here: Path, copied: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_quiet_keeps_errors_hints_and_the_exit_status(run: Run, copied: Path) -> None:
     os.truncate(copied / SHARDS[0], 500)
     for arguments, status in (
         (("inspect", copied), 3),
@@ -291,8 +298,9 @@ def test_quiet_keeps_errors_hints_and_the_exit_status(run: Run, here: Path, copi
         ]
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("what", ["inspect", "verify --payload", "stream", "diff", "env"])
-def test_quiet_json_is_the_same_object(run: Run, here: Path, what: str) -> None:
+def test_quiet_json_is_the_same_object(run: Run, what: str) -> None:
     told = run(*TELLING[what], "--json")
     quiet = run(*TELLING[what], "--json", "-q")
     assert quiet.stderr == ""
