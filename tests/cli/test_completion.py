@@ -213,13 +213,13 @@ def test_keys_pressed_in_a_real_bash_complete(script: Path, folder: Path, tmp_pa
                 "got:verify --family KIMI_LINEAR --manifest sums.json:",
             ),
         ):
-            shell.type(keys)
+            shell.press(keys)
             shell.read(
                 until=lambda: shell.text.count("got:") > 0 and shell.text.endswith("$ "), seconds=10
             )
             assert came in re.sub(r" +", " ", shell.text).replace(" :", ":"), shell.text
             shell.written = b""
-        shell.type(b"exit\r")
+        shell.press(b"exit\r")
         shell.finish()
 
 

@@ -21,11 +21,13 @@ from support.page_cache import cached_pages, cool, has_a_page_cache, warm
 from support.terminals import spying, without_modules
 
 import kda_stream
-from kda_stream.testing import DSA, Layout
+from kda_stream.testing import DSA, KDA, Layout
 from kda_stream.testing import write_checkpoint as write_small
 
-PACKAGES = ("numpy", "cffi", "safetensors", "torch", "ml_dtypes", "rich", "transformers")
-PACKAGES += ("vllm", "sglang")
+PACKAGES = (
+    *("numpy", "cffi", "safetensors", "torch", "ml_dtypes", "rich"),
+    *("transformers", "vllm", "sglang"),
+)
 FACTS = {
     *("schema_version", "command", "exit_status", "problems"),
     *("path", "versions", "system", "native", "page_bytes", "processors", "memory", "limits"),
@@ -297,7 +299,7 @@ def test_the_path_may_be_named_as_for_the_other_commands(run: Run, small: Path, 
 
 
 def test_the_first_kda_layer_need_not_be_the_first_layer(run: Run, tmp_path: Path) -> None:
-    folder = write_small(tmp_path / "late", Layout(kinds=(DSA, DSA, "KDA")))
+    folder = write_small(tmp_path / "late", Layout(kinds=(DSA, DSA, KDA)))
     assert run("env", folder, "--json").json["read"]["layer"] == 2
 
 

@@ -27,7 +27,7 @@ SHORT = {
     "diff": ("diff", "small", "small", "--payload"),
 }
 LONG = {
-    "stream": ("stream", "long", "--layers", ",".join(["0,1,2,4,5,6"] * 1000)),
+    "stream": ("stream", "long", "--layers", ",".join(["0,1,2,4,5,6"] * 400)),
     "verify": ("verify", "long", "--payload", "--manifest", "sums.json"),
     "diff": ("diff", "long", "long", "--payload"),
 }
@@ -38,7 +38,7 @@ BYTES = re.compile(
 )
 RATE = re.compile(r"[\d.,]+ GB/s")
 LEFT = re.compile(r"\d+ ?s(?:ec)?\b|\d+:\d\d|\d+ ?m(?:in)?\b")
-BAR = re.compile(r"([^\w\s.,:/])\1{2,}")
+BAR = re.compile(r"([^\w\s.,:/])\1{2,}|\[.{3,}\]")
 SECONDS_BETWEEN_LINES = 5
 
 
@@ -117,16 +117,16 @@ def test_what_is_done_grows_and_what_is_to_be_done_stays(here: Path, env: dict[s
         ran.read(until=lambda: len(ran.screen.draws) > 4)
     layers = [found.groups() for text in states(ran) if (found := LAYERS.search(text))]
     done = [int(count.replace(",", "")) for count, _ in layers]
-    assert {total for _, total in layers} == {"6,000"}
+    assert {total for _, total in layers} == {"2,400"}
     assert done == sorted(done)
-    assert done[0] < done[-1] < 6000
+    assert done[0] < done[-1] < 2400
     totals = {found.group(2) for text in states(ran) if (found := BYTES.search(text))}
     assert len(totals) == 1
 
 
 def test_the_bar_is_drawn_at_most_ten_times_a_second(here: Path, env: dict[str, str]) -> None:
     """Of a stream whose layers come by far more often than that."""
-    layers = ",".join(["0,1,2"] * 20_000)
+    layers = ",".join(["0"] * 4000)
     with begun(here, "stream", "small", "--layers", layers, env=env) as ran:
         ran.read(until=lambda: len(ran.screen.draws) > 0)
         end = time.monotonic() + 1.5
@@ -227,7 +227,7 @@ def test_errors_begin_on_a_line_of_their_own_below_the_bar(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
     folder = write_sparse(tmp_path / "cut", geometry=WIDE, layers=8, sparse=True).folder
-    layers = ",".join(["0,1,2,4,5,6"] * 1000)
+    layers = ",".join(["0,1,2,4,5,6"] * 400)
     with begun(tmp_path, "stream", "cut", "--layers", layers, env=env, columns=4000) as ran:
         ran.read(until=lambda: len(ran.screen.draws) > 2)
         for shard in folder.glob("*.safetensors"):

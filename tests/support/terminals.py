@@ -177,7 +177,7 @@ class Screen:
 class OnTerminal:
     """A command whose streams `on` (1: stdout, 2: stderr) are a terminal; the others are pipes.
 
-    It leads a session whose terminal this is, so that keys pressed (`type`) reach it as signals.
+    It leads a session whose terminal this is, so that keys pressed (`press`) reach it as signals.
     A context manager, which kills what still runs.
     """
 
@@ -254,7 +254,7 @@ class OnTerminal:
     def stderr(self) -> str:
         return self.piped[2].decode()
 
-    def type(self, keys: bytes) -> None:
+    def press(self, keys: bytes) -> None:
         """Press keys."""
         os.write(self._master, keys)
 
