@@ -18,7 +18,7 @@ import pytest
 from cli.running import COMMAND, Run
 from support.checkpoints import Geometry
 from support.checkpoints import write_checkpoint as write_sparse
-from support.terminals import SGR, OnTerminal, shards_are_open, spying, without_modules
+from support.terminals import SGR, OnTerminal, Screen, shards_are_open, spying, without_modules
 
 WIDE = Geometry(hidden=2048, heads=32, head_dim=128, conv_kernel=4)  # 75 MB a layer
 SHORT = {
@@ -412,3 +412,10 @@ def test_the_spy_sees_a_thread(tmp_path: Path) -> None:
     with OnTerminal([sys.executable, "-c", script], env=spy) as ran:
         assert ran.finish() == 0
     assert "threading" in started.read_text()
+
+
+def test_a_line_that_is_too_long_would_be_noticed() -> None:
+    for text, wraps in ((b"x" * 20 + b"\r\n", 0), (b"x" * 21, 1), (b"\x1b[31m" + b"x" * 41, 2)):
+        screen = Screen(20)
+        screen.feed(text)
+        assert screen.wraps == wraps
