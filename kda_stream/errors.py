@@ -317,7 +317,7 @@ class ArgumentError(KdaStreamError, ValueError):
 
 
 class NotInstalledError(KdaStreamError, ImportError):
-    """A package that is needed for what was asked is not there: torch or ml_dtypes."""
+    """A package that is needed for what was asked is not there: torch, ml_dtypes or shtab."""
 
 
 class NotBuiltError(KdaStreamError, ImportError):

@@ -145,7 +145,7 @@ class NewFile:
         try:
             with open(self._descriptor, "wb", closefd=False) as file:
                 file.write(data)
-            os.fchmod(self._descriptor, 0o666 & ~_umask())
+            os.fchmod(self._descriptor, 0o666 & ~umask())
             os.fsync(self._descriptor)
             os.link(self._unfinished, self.path)
         except OSError as error:
@@ -169,10 +169,11 @@ class NewFile:
 _NAME_BYTES_MAX: Final = 255  # of every file system in use
 
 
-def _umask() -> int:
-    umask = os.umask(0o077)  # there is no other way to ask
-    os.umask(umask)
-    return umask
+def umask() -> int:
+    """The permissions that files of the process are made without."""
+    mask = os.umask(0o077)  # there is no other way to ask
+    os.umask(mask)
+    return mask
 
 
 def refuse_writing(path: str, reason: str | None) -> NoReturn:

@@ -300,7 +300,7 @@ def test_file_short(told: Told, tmp_path: Path) -> None:
     size = len(GOOD_SHARD)
     with told(ValueError, path=shard, expected=f"{size} bytes", got=f"{size - 1} bytes"):
         open_checkpoint(shard)
-    assert "1 bytes are missing" in told.error.hint
+    assert "1 byte is missing" in told.error.hint
 
 
 def test_file_long(told: Told, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ ORDER = (
     ("interop",),
     ("testing",),
     ("cli",),
+    ("__main__",),
 )
 MAY_IMPORT = {
     room: {room, "__version__"}.union(*ORDER[:line])
@@ -350,6 +351,7 @@ RAISED_BESIDE_ERRORS = {
     "checkpoint.shards": {"KeyError", "problems[0]", "whole"},
     "cli.arguments": {"argparse.ArgumentTypeError"},
     "cli.diff": {"problem"},
+    "cli.interrupts": {"KeyboardInterrupt"},
     "cli.stream": {"ArgumentTypeError"},
     "closing": {"interrupt", "interrupt or error"},
     "files": {"OSError"},

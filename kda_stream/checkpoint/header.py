@@ -241,14 +241,15 @@ def _check_tiling(columns: Columns, path: object) -> int:
 
 def _check_file_size(expected: int, file_bytes: int, path: object) -> None:
     if file_bytes < expected:
+        missing = expected - file_bytes
+        lack = "1 byte is" if missing == 1 else f"{missing} bytes are"
         raise HeaderError(
             ErrorCode.FILE_SHORT,
             "the file is cut short",
             path=path,
             expected=f"{expected} bytes",
             got=f"{file_bytes} bytes",
-            hint=f"{expected - file_bytes} bytes are missing, as after a broken download: "
-            "fetch it again",
+            hint=f"{lack} missing, as after a broken download: fetch it again",
         )
     if file_bytes > expected:
         raise HeaderError(

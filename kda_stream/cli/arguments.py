@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from ..errors import ArgumentError, ErrorCode, shown
 from ..kda.check import FamilyChoice
@@ -29,6 +29,10 @@ exit status:
 class Parser(argparse.ArgumentParser):
     """Raises what argparse would print and exit with, so that it can become JSON."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.color = False  # Python 3.14 colours help, and minds other rules than terminal.py
+
     def error(self, message: str) -> NoReturn:
         """Raise an `ArgumentError`."""
         raise ArgumentError(
@@ -49,7 +53,7 @@ def add_command(
     example: str,
     run: Callable[[argparse.Namespace], Result],
 ) -> Parser:
-    """A parser for the subcommand `name`, which takes --json and is run by `run`."""
+    """A parser for the subcommand `name`, which takes --json and -q, and is run by `run`."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -59,17 +63,30 @@ def add_command(
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, no text")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="no facts and no progress: errors alone"
+    )
     parser.set_defaults(run=run)
     return parser
 
 
+def names_files(action: argparse.Action, *, folders_alone: bool = False) -> None:
+    """Let the shell complete what the argument takes: files, or folders alone."""
+    vars(action)[NAMES] = FOLDERS if folders_alone else FILES
+
+
+NAMES: Final = "names"
+FILES: Final = "files"
+FOLDERS: Final = "folders"
+
+CHECKPOINT: Final = (
+    "a directory with an index, an index file, a directory with one shard, or a shard"
+)
+
+
 def add_path(parser: Parser) -> None:
     """The argument that names a checkpoint."""
-    parser.add_argument(
-        "path",
-        metavar="PATH",
-        help="a directory with an index, an index file, a directory with one shard, or a shard",
-    )
+    names_files(parser.add_argument("path", metavar="PATH", help=CHECKPOINT))
 
 
 def add_family(parser: Parser) -> None:
@@ -77,6 +94,7 @@ def add_family(parser: Parser) -> None:
     parser.add_argument(
         "--family",
         type=_family,
+        choices=(*FAMILIES, "auto"),
         default=GLM5_NEXT,
         metavar="NAME",
         help=f"the table that each KDA layer must be: {', '.join(map(str, FAMILIES))}, or auto: "

@@ -10,8 +10,7 @@ from typing import Any
 
 from ..errors import ArgumentError, ErrorCode, KdaStreamError, PayloadError
 from ..stream import KdaLayer, KdaLayerStream
-from ..testing import Layout, bound_payload, write_checkpoint
-from .arguments import Commands, Parser, add_command
+from .arguments import Commands, Parser, add_command, names_files
 from .inspect import inspect_path
 from .output import Exit, Result, path_line, plural, row
 from .stream import stream_path
@@ -22,12 +21,13 @@ def add_parser(commands: Commands[Parser]) -> None:
     """Add `demo` to the subcommands."""
     summary = "write a small checkpoint, then inspect, verify and stream it"
     parser = add_command(commands, "demo", summary, example="small-checkpoint", run=_run)
-    parser.add_argument(
+    directory = parser.add_argument(
         "directory",
         metavar="DIR",
         nargs="?",
         help="where to write it, new or empty (default: a temporary directory)",
     )
+    names_files(directory, folders_alone=True)
 
 
 def _run(arguments: Namespace) -> Result:
@@ -56,6 +56,8 @@ def run_demo(directory: str | None = None) -> Result:
 
 
 def _demonstrated(directory: str, *, kept: bool) -> Result:
+    from ..testing import Layout, bound_payload, write_checkpoint  # hashlib, safetensors and more
+
     layout = Layout()
     write_checkpoint(directory, layout)
     lines = [f"wrote a checkpoint in the layout of GLM-5.3-Flash, {layout.shards} shards"]

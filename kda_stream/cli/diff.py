@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -18,9 +19,9 @@ from ..kda.classify import is_kda_block
 from ..kda.families import BLOCKS
 from ..manifest import ManifestEntry
 from ..payload import check_payload
-from .arguments import Commands, Parser, add_command
+from .arguments import CHECKPOINT, Commands, Parser, add_command, names_files
 from .output import Exit, Result, path_line, plural, row
-from .progress import Progress
+from .progress import Figures, Progress
 
 Names = Mapping[tuple[int, str], str]  # (layer, layer-relative name) to full name
 
@@ -28,23 +29,22 @@ Names = Mapping[tuple[int, str], str]  # (layer, layer-relative name) to full na
 def add_parser(commands: Commands[Parser]) -> None:
     """Add `diff` to the subcommands."""
     summary = "compare the KDA layers of two checkpoints: names, dtypes, shapes, and bytes if asked"
-    parser = add_command(
-        commands, "diff", summary, example="GLM-5.3-Flash copy --payload", run=_run
-    )
+    example = "GLM-5.3-Flash GLM-5.3-Flash --payload"
+    parser = add_command(commands, "diff", summary, example=example, run=_run)
     for name in ("a", "b"):
-        parser.add_argument(name, metavar=name.upper(), help="a checkpoint, as for the others")
+        names_files(parser.add_argument(name, metavar=name.upper(), help=CHECKPOINT))
     parser.add_argument(
         "--payload", action="store_true", help="read these tensors, and compare their bytes too"
     )
 
 
 def _run(arguments: Namespace) -> Result:
-    with Progress() as progress:
+    with Progress(quiet=arguments.quiet) as progress:
         return diff_paths(arguments.a, arguments.b, payload=arguments.payload, watch=progress.show)
 
 
 def diff_paths(
-    a: str, b: str, *, payload: bool = False, watch: Callable[[str], None] | None = None
+    a: str, b: str, *, payload: bool = False, watch: Callable[[Figures], None] | None = None
 ) -> Result:
     """Compare the KDA layers of the checkpoints at `a` and `b`; raises what `open_checkpoint` does.
 
@@ -60,8 +60,8 @@ def diff_paths(
             *_kinds(shared, names_a, names_b, one, other),
         ]
         if payload:
-            found_a = _digests(one, [names_a[key] for key in shared], watch)
-            found_b = _digests(other, [names_b[key] for key in shared], watch)
+            wanted_a, wanted_b = ([names[key] for key in shared] for names in (names_a, names_b))
+            found_a, found_b = _digests(((one, wanted_a), (other, wanted_b)), watch)
             problems += _bytes(shared, names_a, names_b, found_a, found_b, other)
     return _told(a, b, names_a, names_b, shared, problems, payload)
 
@@ -109,17 +109,26 @@ def _kinds(
 
 
 def _digests(
-    checkpoint: Checkpoint, names: list[str], watch: Callable[[str], None] | None
-) -> Mapping[str, ManifestEntry]:
-    def progress(done: int, total: int) -> None:
-        if watch is not None:
-            watch(f"{path_line(checkpoint.path)}: {done:,} of {total:,} bytes")
+    wanted: Sequence[tuple[Checkpoint, list[str]]], watch: Callable[[Figures], None] | None
+) -> list[Mapping[str, ManifestEntry]]:
+    """The digests of these tensors of each checkpoint, one checkpoint after the other."""
+    began_seconds = time.monotonic()
+    total = sum(checkpoint.info(name).nbytes for checkpoint, names in wanted for name in names)
+    before = 0
 
-    report = check_payload(checkpoint, digests=True, names=names, progress=progress)
-    for problem in report.problems:
-        if not isinstance(problem, PayloadValueError):
-            raise problem
-    return report.tensors
+    def progress(done: int, _: int) -> None:
+        if watch is not None:
+            watch(Figures(before + done, total, time.monotonic() - began_seconds))
+
+    found = []
+    for checkpoint, names in wanted:
+        report = check_payload(checkpoint, digests=True, names=names, progress=progress)
+        for problem in report.problems:
+            if not isinstance(problem, PayloadValueError):
+                raise problem
+        before += report.bytes
+        found.append(report.tensors)
+    return found
 
 
 def _bytes(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +15,10 @@ from enum import IntEnum
 from itertools import groupby, islice
 from typing import Any, Final
 
-from ..errors import CheckpointError, KdaStreamError, shown
+from ..errors import KdaStreamError, shown
 from ..limits import LINE_CHARS_MAX, SHOWN_ITEMS_MAX
+from .interrupts import INTERRUPTED
+from .terminal import print_error, print_facts, print_plain, print_verdict
 
 SCHEMA_VERSION: Final = 1
 _COLUMNS: Final = 100
@@ -31,7 +32,7 @@ class Exit(IntEnum):
     FINDING = 1
     USAGE = 2
     CANNOT_READ = 3
-    INTERRUPTED = 130
+    INTERRUPTED = INTERRUPTED
     PIPE_CLOSED = 141
 
 
@@ -39,7 +40,8 @@ class Exit(IntEnum):
 class Result:
     """What came of a subcommand: `facts` for --json, `lines` for people, `problems` for both.
 
-    `verdict` is a last line for people, after the problems.
+    `verdict` is a last line for people, after the problems. `is_script`: the lines are for a
+    program, and are left as they are on a terminal too.
     """
 
     exit: Exit
@@ -47,25 +49,26 @@ class Result:
     lines: Sequence[str] = ()
     problems: Sequence[KdaStreamError] = ()
     verdict: str | None = None
+    is_script: bool = False
 
 
-def print_result(command: str | None, result: Result, *, as_json: bool) -> None:
-    """Print a result; raises OSError when stdout or stderr takes no more."""
+def print_result(command: str | None, result: Result, *, as_json: bool, quiet: bool) -> None:
+    """Print a result; raises OSError when stdout or stderr takes no more.
+
+    With `quiet` only what is wrong, but with `as_json` all of it all the same.
+    """
     if as_json:
-        print(json.dumps(json_object(command, result), indent=2), flush=True)
+        print_plain(json.dumps(json_object(command, result), indent=2))
         return
-    if result.lines:
-        print("\n".join(result.lines), flush=True)
+    if result.lines and not quiet:
+        if result.is_script:
+            print_plain("\n".join(result.lines))
+        else:
+            print_facts(result.lines)
     for line in error_lines(result.problems):
         print_error(line)
-    if result.verdict is not None:
-        print(result.verdict, flush=True)
-
-
-def print_error(line: str) -> None:
-    """Print a line to stderr, if there is one."""
-    if sys.stderr is not None:
-        print(line, file=sys.stderr, flush=True)
+    if result.verdict is not None and not quiet:
+        print_verdict(result.verdict, is_good=result.exit == Exit.DONE)
 
 
 def json_object(command: str | None, result: Result) -> dict[str, Any]:
@@ -104,11 +107,6 @@ def error_lines(problems: Sequence[KdaStreamError]) -> list[str]:
         if hint is not None:
             lines.append(f"hint: {hint}")
     return lines
-
-
-def parts(error: KdaStreamError) -> tuple[KdaStreamError, ...]:
-    """The errors that `error` stands for: its `problems` where it has many, else itself alone."""
-    return (isinstance(error, CheckpointError) and error.problems) or (error,)
 
 
 # Text --------------------------------------------------------------------------------------------

@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..checkpoint.checkpoint import open_checkpoint
+from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.layer import LayerIndex
 from ..kda.check import FamilyChoice
-from ..kda.families import GLM5_NEXT
+from ..kda.families import BLOCKS, GLM5_NEXT
 from ..staging.locking import LOCK_POLICIES, LockPolicy, LockReport
 from ..staging.reading import READ_PATHS, RESIDENCIES, ReadPath, Residency
 from ..staging.residency import MemoryUse, memory_use
 from ..stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
 from .arguments import Commands, Parser, add_command, add_family, add_path
 from .output import Exit, Result, exact_size, path_line, plural, row, size
-from .progress import Progress
+from .progress import Figures, Progress
 
 Watch = Callable[[KdaLayer, KdaLayerStream], None]
 
@@ -73,10 +74,10 @@ def _layer_numbers(text: str) -> tuple[int, ...]:
 
 
 def _run(arguments: Namespace) -> Result:
-    with Progress() as progress:
+    with Progress(quiet=arguments.quiet) as progress:
         return stream_path(
             arguments.path,
-            lambda _, stream: progress.show(_progress_text(stream)),
+            progress=progress.show,
             family=arguments.family,
             layers=arguments.layers,
             slots=arguments.slots,
@@ -87,19 +88,11 @@ def _run(arguments: Namespace) -> Result:
         )
 
 
-def _progress_text(stream: KdaLayerStream) -> str:
-    report = stream.report
-    rate = report.bytes / report.seconds if report.seconds else 0.0
-    return (
-        f"{report.layers:,} of {plural(len(stream.layers), 'layer')}, "
-        f"{size(report.bytes)}, {size(rate)}/s"
-    )
-
-
 def stream_path(
     path: str,
-    watch: Watch,
+    watch: Watch | None = None,
     *,
+    progress: Callable[[Figures], None] | None = None,
     family: FamilyChoice = GLM5_NEXT,
     layers: Sequence[int] | None = None,
     slots: int = 2,
@@ -109,6 +102,8 @@ def stream_path(
     alignment: int | None = None,
 ) -> Result:
     """Stream the KDA layers of the checkpoint at `path`; `watch` is shown each of them.
+
+    `progress` is told behind each of them how far that is.
 
     The facts: `path`, `layers` (how many), `layer_numbers` (in order), `families` (of how many
     layers each), `bytes`, `seconds`, `bytes_per_second`, `reads` (how many layers by the way they
@@ -128,16 +123,35 @@ def stream_path(
             residency=residency,
             alignment=alignment,
         )
+        bytes_total = _bytes_of(checkpoint, stream.layers)
         anonymous_bytes = memory_use().anonymous_bytes
         families: Counter[str] = Counter()
         with stream:
             for layer in stream:
-                watch(layer, stream)
+                if watch is not None:
+                    watch(layer, stream)
+                if progress is not None:
+                    progress(_figures(stream, bytes_total))
                 families[layer.report.family] += 1
                 if anonymous_bytes is not None:
                     anonymous_bytes = max(anonymous_bytes, memory_use().anonymous_bytes or 0)
             report = stream.report
         return _told(path, stream.layers, families, report, anonymous_bytes)
+
+
+def _bytes_of(checkpoint: Checkpoint, layers: Sequence[LayerIndex]) -> int:
+    """The bytes of these layers' attention, which is all that is streamed of a checked layer."""
+    nbytes = 0
+    for index, times in Counter(layers).items():
+        source = checkpoint.layer(index)
+        attention = [name for name in source.names() if name.startswith(BLOCKS)]
+        nbytes += times * sum(checkpoint.info(source.prefix + name).nbytes for name in attention)
+    return nbytes
+
+
+def _figures(stream: KdaLayerStream, bytes_total: int) -> Figures:
+    report = stream.report
+    return Figures(report.bytes, bytes_total, report.seconds, report.layers, len(stream.layers))
 
 
 def _told(

@@ -23,10 +23,11 @@ from ..limits import MANIFEST_BYTES_MAX
 from ..manifest import ManifestEntry, manifest_problems, manifest_text, parse_manifest
 from ..payload import PayloadReport, check_payload
 from ..selection import config_of, kda_layers
-from .arguments import Commands, Parser, add_command, add_family, add_path
+from .arguments import Commands, Parser, add_command, add_family, add_path, names_files
+from .failures import parts
 from .numbering import numbering_problems
-from .output import Exit, Result, note_rows, parts, path_line, plural, row, size, some
-from .progress import Progress
+from .output import Exit, Result, note_rows, path_line, plural, row, size, some
+from .progress import Figures, Progress
 from .survey import (
     LayerFacts,
     count_kinds,
@@ -35,6 +36,8 @@ from .survey import (
     kinds_text,
     survey_layers,
 )
+
+Watch = Callable[[Figures], None]
 
 
 @dataclass(slots=True)
@@ -65,16 +68,17 @@ def add_parser(commands: Commands[Parser]) -> None:
         help="read all payload once: files named by their sha256 must have it, KDA tensors must "
         "hold no NaN and no infinity, nor zeros alone, and zeros where they are padded",
     )
-    parser.add_argument(
+    manifest = parser.add_argument(
         "--manifest",
         metavar="FILE",
         help="with --payload: compare each tensor's sha256 with FILE, or write them to it when "
         "it is not there yet",
     )
+    names_files(manifest)
 
 
 def _run(arguments: Namespace) -> Result:
-    with Progress() as progress:
+    with Progress(quiet=arguments.quiet) as progress:
         return verify_path(
             arguments.path,
             family=arguments.family,
@@ -90,7 +94,7 @@ def verify_path(
     family: FamilyChoice = GLM5_NEXT,
     payload: bool = False,
     manifest: str | None = None,
-    watch: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Check headers, index, config and the bind of each KDA layer; never raises for a bad file.
 
@@ -136,13 +140,13 @@ def _check_payload(
     checkpoint: Checkpoint,
     checked: _Checked,
     manifest: _Manifest | None,
-    watch: Callable[[str], None] | None,
+    watch: Watch | None,
 ) -> None:
     began_seconds = time.monotonic()
 
     def progress(done: int, total: int) -> None:
         if watch is not None:
-            watch(_progress_text(done, total, time.monotonic() - began_seconds))
+            watch(Figures(done, total, time.monotonic() - began_seconds))
 
     report = check_payload(checkpoint, digests=manifest is not None, progress=progress)
     checked.payload = report
@@ -165,16 +169,6 @@ def _check_payload(
             f"the manifest was not there, so nothing was compared with it: the digests of "
             f"{plural(len(report.tensors), 'tensor')} were written to {path_line(manifest.path)}"
         )
-
-
-_SECONDS_LEFT_MAX: Final = 10**6
-
-
-def _progress_text(done: int, total: int, seconds: float) -> str:
-    rate = done / seconds if seconds else 0.0
-    seconds_left = (total - done) / rate if rate else _SECONDS_LEFT_MAX
-    left = f", {seconds_left:.0f} s left" if seconds_left < _SECONDS_LEFT_MAX else ""
-    return f"{size(done)} of {size(total)}, {size(rate)}/s{left}"
 
 
 def _not_opened(path: str, problems: Sequence[KdaStreamError]) -> Result:

@@ -1,9 +1,8 @@
-"""The ways to bring payload in: which one is taken, why, and what it leaves in the page cache."""
+"""The ways to bring payload in: which one is taken, and why."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,20 +14,12 @@ from ..limits import (
     COPY_THREADS_MAX,
     DIRECT_BLOCK_BYTES_MAX,
     DIRECT_BLOCK_BYTES_MIN,
-    DROP_SECONDS,
     LAYOUT_BYTES,
-    READ_AHEAD_BYTES,
     READS_IN_FLIGHT,
 )
-from .pages import PAGE_BYTES
-from .residency import (
-    cached_bytes,
-    cached_ranges,
-    direct_alignment,
-    file_system_of,
-    sampled_cached_bytes,
-)
-from .room import memory_room
+from .choosing import Decision, decide
+from .leaving import cache_as_it_was
+from .residency import direct_alignment
 from .spans import CopyPlan, CopyStop, FileRange, Span
 
 ReadPath = Literal["auto", "mapped", "positional", "direct"]
@@ -143,156 +134,112 @@ def bring_in(
     if not wanted:
         _run(from_memory, destination, 1, choice)
         return ReadReport("memory", "the source holds its tensors in memory")
-    with ExitStack() as opened:
-        files = {id(part.file): part.file for part in wanted}
-        descriptors = {
-            key: opened.enter_context(file.open()).fileno() for key, file in files.items()
-        }
-        ranges = _without_repeats(wanted)
-        nbytes = sum(end - begin for _, begin, end in ranges)
-        cached = _cached_bytes([(descriptors[key], begin, end) for key, begin, end in ranges])
-        residency = _residency(choice, cached == nbytes)
-        ways = _ways(choice, nbytes, descriptors, cached)
-        notes: list[str] = []
-        way = ways[0]
-        for way in ways:
-            try:
-                if way.path == "direct" and before_direct is not None:
-                    before_direct()
-                with _cache_as_it_was(wanted, descriptors, residency):
-                    _bring_in_by(
-                        way.path, wanted, from_memory, destination, files, descriptors, choice
-                    )
-            except PayloadError as error:
-                if way is ways[-1] or error.code not in _ANOTHER_WAY_HELPS:
-                    raise
-                notes.append(f"not {way.path}: {error.what}")
-            else:
-                break
-    if way.path == "direct" and any(part.rows > 1 for part in wanted):
-        notes.append("not direct: rows that lie apart, which the ranks of a host share")
-    return ReadReport(way.path, way.reason, residency, cached, notes=tuple(notes))
+    with ExitStack() as open_files:
+        opened = _Opened(wanted, open_files)
+        decision = opened.decide(choice)
+        dropped = opened.ranges() if decision.residency == "drop" else []
+
+        def copy(path: str) -> None:
+            if path == "direct" and before_direct is not None:
+                before_direct()
+            threads = READS_IN_FLIGHT if path == "direct" else copy_threads()
+            with cache_as_it_was(dropped), opened.spans(path) as spans:
+                _run([*spans, *from_memory], destination, threads, choice)
+
+        return opened.report(decision, copy)
 
 
-# --- which way ------------------------------------------------------------------------------------
+def foresee(wanted: Sequence[Wanted], choice: ReadChoice) -> ReadReport:
+    """What `bring_in` would report of this now, decided by the same code; no payload is read.
 
-_ANOTHER_WAY_HELPS: Final = frozenset(
-    {
-        ErrorCode.MAP_REFUSED,
-        ErrorCode.POPULATE_UNSUPPORTED,
-        ErrorCode.GUARD_REFUSED,
-        ErrorCode.DIRECT_REFUSED,
-        ErrorCode.PAYLOAD_OPEN,
-    }
-)
+    Each way is tried as far as that goes without reading: the files are opened, mapped, and asked
+    for their alignment. That a kernel cannot check mapped pages shows only when it copies them.
+    Raises as `bring_in`.
+    """
+    with ExitStack() as open_files:
+        opened = _Opened(wanted, open_files)
 
+        def prepare(path: str) -> None:
+            with opened.spans(path):
+                pass
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    path: Literal["mapped", "positional", "direct"]
-    reason: str
-
-
-def _ways(
-    choice: ReadChoice, nbytes: int, descriptors: Mapping[int, int], cached: int | None
-) -> list[_Way]:
-    """What is to be tried, in this order."""
-    if choice.path != "auto":
-        return [_Way(choice.path, "it was asked for")]
-    remote = next(filter(None, map(_remote_name, descriptors.values())), None)
-    if remote is not None:
-        return [_Way("positional", f"a file on {remote} is never mapped")]
-    if cached is None:
-        reason = "the system does not say what is in the page cache"
-        direct = [_Way("direct", reason)] if choice.residency == "drop" else []
-        return [*direct, _Way("positional", reason)]
-    reason = f"{100 * cached // max(nbytes, 1)} % of it was in the page cache"
-    positional = _Way("positional", reason)
-    if 2 * cached >= nbytes:
-        return [_Way("mapped", reason), positional]
-    if choice.residency == "keep":
-        return [positional]  # mapping what the disk has yet to bring is slower
-    return [_Way("direct", reason), positional]
-
-
-def _remote_name(descriptor: int) -> str | None:
-    try:
-        system = file_system_of(descriptor)
-    except OSError:  # forbidden to ask, in a container
-        return None
-    return system.name if system.is_remote else None
-
-
-def _without_repeats(wanted: Sequence[Wanted]) -> list[tuple[int, int, int]]:
-    """(file's id, begin, end) of what is wanted, where what is wanted twice counts once."""
-    ranges: list[tuple[int, int, int]] = []
-    for key, begin, end in sorted((id(part.file), part.begin, part.end) for part in wanted):
-        if ranges and ranges[-1][0] == key:
-            begin = max(begin, ranges[-1][2])
-        if begin < end:
-            ranges.append((key, begin, end))
-    return ranges
-
-
-def _cached_bytes(ranges: Sequence[tuple[int, int, int]]) -> int | None:
-    """How many bytes of the ranges (descriptor, begin, end) are in the page cache."""
-    cached = 0
-    for descriptor, begin, end in ranges:
-        counted = cached_bytes(descriptor, begin, end)
-        if counted is None:
-            counted = sampled_cached_bytes(descriptor, begin, end)
-        if counted is None:
-            return None
-        cached += counted
-    return cached
-
-
-def _residency(choice: ReadChoice, all_cached: bool) -> Literal["keep", "drop"]:
-    """What is to happen to pages that get into the page cache; "auto" keeps what is no burden."""
-    if choice.residency != "auto":
-        return choice.residency
-    if all_cached:
-        return "keep"  # nothing will get there
-    available = memory_room().available_bytes
-    return "keep" if available is None or available >= 2 * choice.whole_bytes else "drop"
+        return opened.report(opened.decide(choice), prepare)
 
 
 # --- one way --------------------------------------------------------------------------------------
 
 
-def _bring_in_by(
-    path: str,
-    wanted: Sequence[Wanted],
-    from_memory: Sequence[Span],
-    destination: memoryview,
-    files: Mapping[int, ReadableFile],
-    descriptors: Mapping[int, int],
-    choice: ReadChoice,
-) -> None:
-    with ExitStack() as opened:
-        blocks = dict.fromkeys(descriptors, 0)
-        past_cache = descriptors
-        if path == "direct":
-            blocks = {key: _block_bytes(files[key], fd) for key, fd in descriptors.items()}
-            past_cache = {
-                key: opened.enter_context(file.open(direct=True)).fileno()
-                for key, file in files.items()
-            }
-        # Rows that lie apart share their blocks with those of other ranks: through the page cache a
-        # host reads them once, and direct reads would have each rank read them all.
-        spans = [
-            _span(part, path == "mapped", past_cache[id(part.file)], blocks[id(part.file)])
-            if part.rows == 1
-            else _span(part, path == "mapped", descriptors[id(part.file)], 0)
-            for part in wanted
-        ]
-        threads = READS_IN_FLIGHT if path == "direct" else copy_threads()
-        try:
-            _run([*spans, *from_memory], destination, threads, choice)
-        finally:
-            if path == "mapped":
-                for part in wanted:
-                    part.file.unmap(part.begin, part.end)
+class _Opened:
+    """The files that payload is wanted of, open for reading for as long as `open_files` is."""
+
+    def __init__(self, wanted: Sequence[Wanted], open_files: ExitStack) -> None:
+        self._wanted = wanted
+        self._files = {id(part.file): part.file for part in wanted}
+        self._descriptors = {
+            key: open_files.enter_context(file.open()).fileno() for key, file in self._files.items()
+        }
+
+    def decide(self, choice: ReadChoice) -> Decision:
+        """Which ways are to be tried, by what is in the page cache now."""
+        return decide(
+            choice.path, choice.residency, choice.whole_bytes, _without_repeats(self.ranges())
+        )
+
+    def report(self, decision: Decision, attempt: Callable[[str], None]) -> ReadReport:
+        """Go the first way that can be gone, by `attempt`, and say which it was."""
+        way, notes = decision.first_way(attempt)
+        if way.path == "direct" and any(part.rows > 1 for part in self._wanted):
+            notes.append("not direct: rows that lie apart, which the ranks of a host share")
+        return ReadReport(
+            way.path, way.reason, decision.residency, decision.cached_bytes, notes=tuple(notes)
+        )
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """(descriptor, begin, end) of all that is wanted."""
+        return [(self._descriptors[id(part.file)], part.begin, part.end) for part in self._wanted]
+
+    @contextmanager
+    def spans(self, path: str) -> Iterator[list[Span]]:
+        """What is wanted as spans to be copied that way; maps and direct descriptors end behind it.
+
+        Rows that lie apart share their blocks with those of other ranks: through the page cache a
+        host reads them once, and direct reads would have each rank read them all.
+        """
+        with ExitStack() as opened:
+            blocks = dict.fromkeys(self._descriptors, 0)
+            past_cache: Mapping[int, int] = self._descriptors
+            if path == "direct":
+                blocks = {
+                    key: _block_bytes(self._files[key], descriptor)
+                    for key, descriptor in self._descriptors.items()
+                }
+                past_cache = {
+                    key: opened.enter_context(file.open(direct=True)).fileno()
+                    for key, file in self._files.items()
+                }
+            spans = [
+                _span(part, path == "mapped", past_cache[id(part.file)], blocks[id(part.file)])
+                if part.rows == 1
+                else _span(part, path == "mapped", self._descriptors[id(part.file)], 0)
+                for part in self._wanted
+            ]
+            try:
+                yield spans
+            finally:
+                if path == "mapped":
+                    for part in self._wanted:
+                        part.file.unmap(part.begin, part.end)
+
+
+def _without_repeats(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The ranges (descriptor, begin, end), where what is in two of them counts once."""
+    found: list[tuple[int, int, int]] = []
+    for descriptor, begin, end in sorted(ranges):
+        if found and found[-1][0] == descriptor:
+            begin = max(begin, found[-1][2])
+        if begin < end:
+            found.append((descriptor, begin, end))
+    return found
 
 
 def _run(spans: Sequence[Span], destination: memoryview, threads: int, choice: ReadChoice) -> None:
@@ -339,63 +286,12 @@ def _block_bytes(file: ReadableFile, descriptor: int) -> int:
 
 def copy_threads() -> int:
     """How many threads copy out of the page cache: as many as the process has cores, at most 4."""
+    return min(usable_processors(), COPY_THREADS_MAX)
+
+
+def usable_processors() -> int:
+    """How many processors the process may run on."""
     try:
-        cores = len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not here, or forbidden to ask
-        cores = os.cpu_count() or 1
-    return min(cores, COPY_THREADS_MAX)
-
-
-# --- what is left behind --------------------------------------------------------------------------
-
-
-@contextmanager
-def _cache_as_it_was(
-    wanted: Sequence[Wanted], descriptors: Mapping[int, int], residency: str
-) -> Iterator[None]:
-    """With "drop": pages that the body brings into the page cache leave it again, no others.
-
-    What was read ahead behind a range leaves too. Of a file of others, of which the kernel does not
-    say what was there, a range leaves as a whole, unless samples say that some of it was there.
-    """
-    gaps = [
-        (descriptors[id(part.file)], begin, end)
-        for part in (wanted if residency == "drop" else ())
-        for begin, end in _not_cached(descriptors[id(part.file)], part.begin, part.end)
-    ]
-    try:
-        yield
-    finally:
-        for seconds in DROP_SECONDS:
-            time.sleep(seconds)  # a page that is still being read ahead cannot leave
-            gaps = [gap for gap in gaps if _drop(*gap)]
-            if not gaps:
-                break
-
-
-def _not_cached(descriptor: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """The ranges around [begin, end), at page borders, that are not in the page cache now."""
-    at = max(begin - READ_AHEAD_BYTES, 0) // PAGE_BYTES * PAGE_BYTES
-    after = -(-end // PAGE_BYTES) * PAGE_BYTES + READ_AHEAD_BYTES
-    after = min(after, os.fstat(descriptor).st_size)
-    at = min(at, after)  # the file may have been cut
-    cached = cached_ranges(descriptor, at, after)
-    if cached is None:
-        if not sampled_cached_bytes(descriptor, begin, end):
-            yield begin, end
-        return
-    for first, behind in cached:
-        if at < first:
-            yield at, first
-        at = behind
-    if at < after:
-        yield at, after
-
-
-def _drop(descriptor: int, begin: int, end: int) -> bool:
-    """Have the kernel drop a range from the page cache; whether it has to be tried again."""
-    try:
-        os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
-    except (AttributeError, OSError):  # not here, or forbidden
-        return False
-    return bool(cached_bytes(descriptor, begin, end))
+        return os.cpu_count() or 1

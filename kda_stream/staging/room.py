@@ -60,6 +60,26 @@ _V2: Final = _Version(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class MachineMemory:
+    """The machine's memory in bytes, and what new pages can have of it; None where not counted."""
+
+    total_bytes: int | None
+    available_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemory:
+    """The limit, in bytes, of the control group that leaves least room, and what that group uses.
+
+    The limit is None where no group has one: the use is that of the process's own group then, and
+    None where none is visible.
+    """
+
+    limit_bytes: int | None
+    used_bytes: int | None
+
+
 def memory_room(root: str = "") -> MemoryRoom:
     """The memory left for new pages now; `root` is put before each path, for tests.
 
@@ -67,7 +87,32 @@ def memory_room(root: str = "") -> MemoryRoom:
     would drop first; swap is not counted. A group that is not visible, or whose files cannot be
     read or understood, does not count.
     """
+    read = _reader(root)
+    rooms = [*_machine(read), *(room for group in _groups(read) for room in group.rooms)]
+    return min(rooms, key=lambda room: room.available_bytes or 0, default=_UNKNOWN)
 
+
+def machine_memory(root: str = "") -> MachineMemory:
+    """The memory of the machine now; `root` as for `memory_room`."""
+    read = _reader(root)
+    return MachineMemory(_meminfo(read, "MemTotal"), _meminfo(read, "MemAvailable"))
+
+
+def group_memory(root: str = "") -> GroupMemory:
+    """The memory of the process's control groups now; `root` as for `memory_room`."""
+    groups = list(_groups(_reader(root)))
+    limits = [
+        (room.available_bytes or 0, room.limit_bytes, group.used_bytes)
+        for group in groups
+        for room in group.rooms
+    ]
+    if limits:
+        _, limit_bytes, used_bytes = min(limits, key=lambda limit: limit[0])
+        return GroupMemory(limit_bytes, used_bytes)
+    return GroupMemory(None, groups[0].used_bytes if groups else None)
+
+
+def _reader(root: str) -> Read:
     def read(path: str) -> str | None:
         try:
             with open(root + path, "rb") as file:
@@ -75,23 +120,37 @@ def memory_room(root: str = "") -> MemoryRoom:
         except (OSError, ValueError):  # ValueError: a path that cannot be one
             return None
 
-    rooms = [*_machine(read), *_groups(read)]
-    return min(rooms, key=lambda room: room.available_bytes or 0, default=_UNKNOWN)
+    return read
 
 
 _UNKNOWN: Final = MemoryRoom(None, None, None)
+_MEMINFO: Final = "/proc/meminfo"
 
 
 def _machine(read: Read) -> Iterator[MemoryRoom]:
-    """What the machine has left: MemAvailable, in kB; source: proc(5)."""
-    path = "/proc/meminfo"
-    found = re.search(r"^MemAvailable:\s+(\d{1,18}) kB$", read(path) or "", re.ASCII | re.MULTILINE)
-    if found:
-        yield MemoryRoom(int(found[1]) * 1024, None, path)
+    """What the machine has left."""
+    available_bytes = _meminfo(read, "MemAvailable")
+    if available_bytes is not None:
+        yield MemoryRoom(available_bytes, None, _MEMINFO)
 
 
-def _groups(read: Read) -> Iterator[MemoryRoom]:
-    """What each visible control group that holds the process has left."""
+def _meminfo(read: Read, name: str) -> int | None:
+    """A line of meminfo, which is in kB; source: proc(5)."""
+    line = rf"^{name}:\s+(\d{{1,18}}) kB$"
+    found = re.search(line, read(_MEMINFO) or "", re.ASCII | re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A control group: what it uses, and what each of its limits leaves."""
+
+    used_bytes: int
+    rooms: tuple[MemoryRoom, ...]
+
+
+def _groups(read: Read) -> Iterator[_Group]:
+    """Each visible control group that holds the process, the innermost of a hierarchy first."""
     of_process = groups_of_process(read("/proc/self/cgroup") or "")
     for version, mount_root, mount_point in memory_mounts(read("/proc/self/mountinfo") or ""):
         folders = folders_of_group(of_process.get(version, ""), mount_root, mount_point)
@@ -103,17 +162,20 @@ def _groups(read: Read) -> Iterator[MemoryRoom]:
             yield from _group(read, folder, _V1 if version == 1 else _V2)
 
 
-def _group(read: Read, folder: str, version: _Version) -> Iterator[MemoryRoom]:
+def _group(read: Read, folder: str, version: _Version) -> Iterator[_Group]:
     usage = _size(read(f"{folder}/{version.usage}"))
     if usage is None:
         return
     counts = _counts(read(f"{folder}/memory.stat") or "")
     names = next((set_ for set_ in version.reclaimable if set_[0] in counts), ())
     kept = max(0, usage - sum(counts.get(name, 0) for name in names))
-    for file in version.limits:
-        limit = _size(read(f"{folder}/{file}"))
-        if limit is not None:
-            yield MemoryRoom(max(0, limit - kept), limit, f"{folder}/{file}")
+    limits = {f"{folder}/{file}": _size(read(f"{folder}/{file}")) for file in version.limits}
+    rooms = (
+        MemoryRoom(max(0, limit - kept), limit, file)
+        for file, limit in limits.items()
+        if limit is not None
+    )
+    yield _Group(usage, tuple(rooms))
 
 
 def _size(text: str | None) -> int | None:

@@ -20,6 +20,7 @@ import safetensors
 
 from ..dtypes import DTYPE_BITS
 from ..errors import ArgumentError, ErrorCode
+from ..files import umask
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig
 from ..kda.tensors import ATTENTION_PREFIX, KDA_TENSORS
@@ -235,6 +236,7 @@ def write_shard(path: str | os.PathLike[str], tensors: Sequence[StoredTensor]) -
         tensor.name: _serializable(tensor, data[tensor.name]) for tensor in tensors
     }
     safetensors.serialize_file(specs, os.fspath(path), {"format": "pt"})
+    os.chmod(path, 0o666 & ~umask())  # the package leaves them to their owner alone
 
 
 def _serializable(tensor: StoredTensor, data: bytes) -> object:

@@ -50,6 +50,13 @@ def test_the_demo_keeps_what_it_wrote_into_a_directory_that_was_named(
         assert sorted(found) == [tensor.name for tensor in Layout().tensors()]
 
 
+def test_the_files_of_the_demo_have_the_permissions_that_the_umask_leaves(
+    run: Run, tmp_path: Path
+) -> None:
+    run("demo", "shared", before="import os; os.umask(0o027)")
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "shared").iterdir()} == {0o640}
+
+
 def test_the_demo_does_not_write_where_something_is(run: Run, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")

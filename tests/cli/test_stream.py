@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli.running import COMMAND, Rewrite, Run
+from cli.running import COMMAND, ENVIRONMENT, Rewrite, Run
 from support.checkpoints import UNEVEN, Geometry
 from support.checkpoints import write_checkpoint as write_sparse
 from support.families import FAMILIES, write_family
@@ -64,15 +64,6 @@ def test_with_auto_it_is_told_of_which_families_the_layers_were(run: Run, tmp_pa
     found = run("stream", written.folder, "--family", "auto", "--json").json
     assert found["families"] == {"GLM5_NEXT": 4, "GLM5_NEXT_F32_CONV": 2}
     assert run("stream", written.folder, "--json").status == 1
-
-
-def test_elsewhere_than_on_a_terminal_progress_is_one_line_at_the_end(
-    run: Run, small: Path
-) -> None:
-    stderr = run("stream", small).stderr
-    assert stderr.startswith("6 of 6 layers, 259.872 kB, ")
-    assert stderr.count("\n") == 1
-    assert "\r" not in stderr
 
 
 def test_the_facts_as_json(run: Run, small: Path) -> None:
@@ -227,6 +218,7 @@ class OnTerminal:
         fcntl.ioctl(child_side, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
         self.process = subprocess.Popen(
             [*COMMAND, *map(str, arguments)],
+            env={**ENVIRONMENT, "TERM": "xterm", "NO_COLOR": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=child_side,
@@ -274,8 +266,7 @@ def test_on_a_terminal_progress_rewrites_one_line(small: Path) -> None:
         started.close()
     assert written.count(b"\r") > 2
     assert written.count(b"\n") == 1
-    assert b"\x1b" not in written
-    assert b"\r2,000 of 2,000 layers, 86.624 MB, " in written
+    assert b" 2,000 of 2,000 layers, 86.624 MB of 86.624 MB, " in written
 
 
 def test_on_a_narrow_terminal_progress_stays_on_one_line(small: Path) -> None:
@@ -284,9 +275,9 @@ def test_on_a_narrow_terminal_progress_stays_on_one_line(small: Path) -> None:
         written = started.read_rest()
     finally:
         started.close()
-    drawn = written.strip().split(b"\r")
-    assert max(map(len, drawn)) == 19
-    assert drawn[-1].startswith(b"2,000 of 2,000")
+    drawn = written.decode().strip().split("\r")
+    assert max(map(len, drawn)) < 20
+    assert drawn[-1].endswith(" 100 %")
 
 
 def test_ctrl_c_ends_the_stream_with_130_and_one_line(long_stream: OnTerminal) -> None:

@@ -428,7 +428,7 @@ ADD_NEW_MODEL = """
     families.FAMILIES += (families.NEW_MODEL,)
 
     import kda_stream
-    from kda_stream.cli.command import main
+    from kda_stream.cli import main
     from kda_stream.testing import Replica, write_replica
 
     config = kda_stream.KdaConfig(hidden=24, heads=3, head_dim=70, conv_kernel=4)

@@ -30,7 +30,7 @@ from kda_stream import (
     open_checkpoint,
 )
 from kda_stream.staging.pages import map_anonymous
-from kda_stream.staging.reading import ReadChoice, ReadReport, Wanted, bring_in
+from kda_stream.staging.reading import ReadChoice, ReadReport, Wanted, bring_in, foresee
 from kda_stream.staging.residency import cached_bytes
 from kda_stream.staging.spans import Span
 
@@ -203,15 +203,27 @@ def test_blocks_of_4_kib_are_met_exactly(tmp_path: Path, path: str) -> None:
 # --- which way, and why ---------------------------------------------------------------------------
 
 
+def foreseen(source: Path, begin: int, end: int, **choice: Any) -> ReadReport:
+    """What is foreseen of "auto" for the bytes [begin, end) of the file."""
+    file = PlainFile(source)
+    try:
+        return foresee([Wanted(file, begin, end, 0, ((0, "t"),))], ReadChoice(**choice))
+    finally:
+        file.close()
+
+
 def chosen(tmp_path: Path, cached_pages_of_100: int, **choice: Any) -> ReadReport:
-    """What "auto" says of 100 pages of which so many are in the page cache."""
+    """What "auto" says of 100 pages of which so many are in the page cache, and says beforehand."""
     if not has_a_page_cache(tmp_path):
         pytest.skip("files here do not leave the page cache")
     source = tmp_path / "file"
     source.write_bytes(noise(100 * PAGE_BYTES))
     cool(source)
     warm(source, 0, cached_pages_of_100 * PAGE_BYTES)
+    before = foreseen(source, 0, 100 * PAGE_BYTES, **choice)
+    assert len(cached_pages(source)) == cached_pages_of_100, "looking ahead has read"
     got, report = brought_in(source, [(0, 100 * PAGE_BYTES, 0)], 100 * PAGE_BYTES, "auto", **choice)
+    assert before == report
     assert got == noise(100 * PAGE_BYTES)
     if report.cached_before_bytes is not None:
         assert report.cached_before_bytes == cached_pages_of_100 * PAGE_BYTES
@@ -314,6 +326,7 @@ def test_a_file_of_a_program_s_own_file_system_is_never_mapped_by_auto(tmp_path:
             )
             assert report.path == "positional"
             assert "FUSE" in report.reason
+        assert "FUSE" in foreseen(source, 1, len(CONTENT)).reason
 
 
 @each_named_path

@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from kda_stream.staging.room import (
+    GroupMemory,
+    MachineMemory,
     MemoryRoom,
     are_huge_pages_at_hand,
     folders_of_group,
+    group_memory,
     groups_of_process,
     huge_pages_at_hand,
+    machine_memory,
     memory_mounts,
     memory_room,
 )
@@ -198,6 +202,32 @@ def test_of_a_hybrid_both_hierarchies_are_asked(tree: Tree) -> None:
     assert tree.room().source == "/sys/fs/cgroup/memory/v1/memory.limit_in_bytes"
     tree.v2("/sys/fs/cgroup/unified/v2", 0, max_=200 * MIB)
     assert tree.room().source == "/sys/fs/cgroup/unified/v2/memory.max"
+
+
+# --- what is told of it ---------------------------------------------------------------------------
+
+
+def test_the_memory_of_the_machine_is_told(tree: Tree) -> None:
+    assert machine_memory(str(tree.folder)) == MachineMemory(24684092 * 1024, 8192 * MIB)
+
+
+def test_where_the_machine_does_not_count_its_memory_is_not_known(tmp_path: Path) -> None:
+    assert machine_memory(str(tmp_path)) == MachineMemory(None, None)
+    assert group_memory(str(tmp_path)) == GroupMemory(None, None)
+
+
+def test_the_limit_that_leaves_least_is_told_with_what_its_group_uses(tree: Tree) -> None:
+    tree.process("0::/outer/inner\n", V2_MOUNT)
+    tree.v2("/sys/fs/cgroup/outer", 250 * MIB, max_=300 * MIB)
+    tree.v2("/sys/fs/cgroup/outer/inner", 20 * MIB, max_=100 * MIB)
+    assert group_memory(str(tree.folder)) == GroupMemory(300 * MIB, 250 * MIB)
+
+
+def test_without_a_limit_the_use_of_the_process_s_own_group_is_told(tree: Tree) -> None:
+    tree.process("0::/outer/inner\n", V2_MOUNT)
+    tree.v2("/sys/fs/cgroup/outer", 250 * MIB)
+    tree.v2("/sys/fs/cgroup/outer/inner", 20 * MIB)
+    assert group_memory(str(tree.folder)) == GroupMemory(None, 20 * MIB)
 
 
 # --- containers -----------------------------------------------------------------------------------
