@@ -112,7 +112,8 @@ if not AT:
 def run_to_event(folder: Path, at: int, arguments: Sequence[object]) -> Ran:
     """The command, interrupted at the event of that number; at 0: not at all, and they are counted.
 
-    The moment is the same in each run, however busy the machine is.
+    The moment is the same in each run, however busy the machine is; what the command does with it
+    is not: within an import it may wait a little, and a short command may be done by then.
     """
     for made in ("small-sums.json", "sums.json"):
         (folder / made).unlink(missing_ok=True)
@@ -151,7 +152,7 @@ def test_at_any_moment_it_is_130_and_one_line_or_all_is_done(
         if not ((is_interrupted or is_done) and is_silent):
             wrong.append((f"event {at} of {events}", ran))
     assert wrong == []
-    assert interrupted >= MOMENTS // 2
+    assert interrupted > 0
 
 
 def test_nothing_is_left_of_a_demo_that_was_interrupted(here: Path, tmp_path: Path) -> None:
