@@ -37,7 +37,7 @@ BYTES = re.compile(
     r"([\d.,]+)(?: [kMGT]?B| bytes)? ?(?:of|/) ?([\d.,]+) ?(?:[kMGT]?B|bytes)\b(?!/)"
 )
 RATE = re.compile(r"[\d.,]+ GB/s")
-LEFT = re.compile(r"\d+ ?s(?:ec)?\b|\d+:\d\d|\d+ ?m(?:in)?\b")
+LEFT = re.compile(r"\d+ \w+ left\b")
 BAR = re.compile(r"([^\w\s,:/])\1{2,}|\[.{3,}\]")
 SECONDS_BETWEEN_LINES = 5
 
