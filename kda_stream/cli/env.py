@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ..errors import ErrorCode, KdaStreamError
+from ..errors import CheckpointError, ErrorCode, KdaStreamError
 from ..files import open_regular_file
 from ..kda.check import check_kda_block, identify_block
 from ..layout import fields_of, lay_out
@@ -45,9 +45,9 @@ def env_of(path: str) -> Result:
 
     The facts: `path`, those of `machine_facts`, `disk` (`file_system`, `is_remote`, `free_bytes`,
     `direct_alignment_bytes`; each null where it is not known or there is none) and `read`, which is
-    null where `path` is no checkpoint: `layer` (the first KDA layer), `path` (the way that
-    read="auto" takes for it), `reason`, `cached_bytes` (of it, in the page cache) and `bytes`. Of a
-    checkpoint that no KDA layer can be bound of, `reason` says why, and the others are null.
+    null where `path` is no checkpoint with KDA layers: `layer` (the first of them), `path` (the way
+    that read="auto" takes for it), `reason`, `cached_bytes` (of it, in the page cache) and `bytes`.
+    Of a layer that cannot be bound `reason` says why, and those behind `layer` are null.
 
     What is wrong with a checkpoint is a problem of the result. No payload is read, but where the
     kernel does not count the page cache: there a bind reads 64 bytes to tell, and so does this.
@@ -143,12 +143,14 @@ def _disk_text(disk: dict[str, Any]) -> str:
 # The checkpoint ----------------------------------------------------------------------------------
 
 
-def _read(checkpoint: Checkpoint) -> dict[str, Any]:
-    """How its first KDA layer would be read now."""
-    layer = None
+def _read(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """How its first KDA layer would be read now; None where it has none."""
     try:
         layer = kda_layers(checkpoint)[0]
-        source = checkpoint.layer(layer)
+    except CheckpointError:
+        return None
+    source = checkpoint.layer(layer)
+    try:
         family, config = identify_block(source)
         block = check_kda_block(config, layer, source, family)
         layout = lay_out(fields_of(config, family, block.tensors), block.tensors, None)
@@ -167,16 +169,16 @@ def _read(checkpoint: Checkpoint) -> dict[str, Any]:
             "cached_bytes": report.cached_before_bytes,
             "bytes": block.nbytes,
         }
-    return {"layer": None if layer is None else int(layer), **facts}
+    return {"layer": int(layer), **facts}
 
 
 def _read_text(read: dict[str, Any] | None, *, is_built: bool) -> str:
     if not is_built:
         return "no checkpoint can be opened without the compiled part"
     if read is None:
-        return "no checkpoint is looked at"
+        return "there is no checkpoint with KDA layers"
     if read["path"] is None:
-        return f"no KDA layer can be looked at: {read['reason']}"
+        return f"layer {read['layer']} cannot be bound: {read['reason']}"
     cached = read["cached_bytes"]
     count = "an unknown number" if cached is None else f"{cached:,}"
     return (

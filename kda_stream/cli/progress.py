@@ -55,7 +55,8 @@ def _time_text(seconds: float) -> str:
     seconds = max(seconds, 0.0)
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:,.0f} h"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
 class Progress:

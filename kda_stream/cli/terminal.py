@@ -183,14 +183,17 @@ _BAR_COLUMNS_MAX: Final = 30
 
 
 def _bar_for(output: TextIO) -> Callable[[float, int], str]:
-    """Makes a bar of a fraction, so many columns wide: rich's, else one of number signs."""
+    """Makes a bar of a fraction, so many columns wide: rich's, else one of number signs.
+
+    In brackets where no colour shows how far it has yet to come.
+    """
+    is_coloured = _paint_of(output) is not None
     try:
         from rich.color import ColorSystem
         from rich.console import Console
         from rich.progress_bar import ProgressBar
     except ImportError:
-        return _plain_bar
-    is_coloured = _paint_of(output) is not None
+        return lambda fraction, columns: _in_brackets("#" * int((columns - 2) * fraction), columns)
     console = Console(
         file=output,
         color_system="standard" if is_coloured else None,
@@ -204,23 +207,23 @@ def _bar_for(output: TextIO) -> Callable[[float, int], str]:
         drawn = ProgressBar(
             total=1.0,
             completed=fraction,
-            width=columns,
+            width=columns if is_coloured else columns - 2,
             style="bright_black",
             complete_style="cyan",
             finished_style="green",
         )
-        segments = list(console.render(drawn, console.options.update(width=columns)))
-        text = "".join(
+        segments = console.render(drawn, console.options.update(width=columns))
+        if not is_coloured:
+            return _in_brackets("".join(segment.text for segment in segments), columns)
+        return "".join(
             segment.text
-            if segment.style is None or not is_coloured
+            if segment.style is None
             else segment.style.render(segment.text, color_system=ColorSystem.STANDARD)
             for segment in segments
         )
-        return text + " " * (columns - sum(len(segment.text) for segment in segments))
 
     return bar
 
 
-def _plain_bar(fraction: float, columns: int) -> str:
-    done = int(columns * fraction)
-    return "#" * done + "." * (columns - done)
+def _in_brackets(bar: str, columns: int) -> str:
+    return f"[{bar.ljust(columns - 2)}]"

@@ -33,8 +33,12 @@ def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
         "class Owner:\n"
         "    named = Named()\n"
     )
+    return run_script(tmp_path, PREPARED.format(body=body))
+
+
+def run_script(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PREPARED.format(body=body)],
+        [sys.executable, "-c", script],
         cwd=tmp_path,
         env=ENVIRONMENT,
         capture_output=True,
@@ -61,9 +65,18 @@ def test_ctrl_c_ends_the_command_with_130_and_one_line(tmp_path: Path, body: str
 
 
 def test_ctrl_c_behind_the_end_of_the_command_does_nothing(tmp_path: Path) -> None:
-    at_exit = f"import atexit; atexit.register(lambda: {INTERRUPT}); return 3"
-    ran = run(tmp_path, at_exit)
+    script = PREPARED.format(body="return 3").replace(
+        "sys.exit(main())", f"status = main(); {INTERRUPT}; sys.exit(status)"
+    )
+    ran = run_script(tmp_path, script)
     assert (ran.returncode, ran.stderr) == (3, "")
+
+
+def test_a_second_ctrl_c_does_not_come_between_the_line_and_the_end(tmp_path: Path) -> None:
+    again = f"import kda_stream.cli.interrupts as i; i.tell = lambda: {INTERRUPT} or 130\n"
+    script = PREPARED.format(body=INTERRUPT).replace("command.run =", f"{again}command.run =")
+    ran = run_script(tmp_path, script)
+    assert (ran.returncode, ran.stderr) == (130, "")
 
 
 def test_a_command_that_was_started_without_ctrl_c_stays_so(tmp_path: Path) -> None:
