@@ -165,7 +165,7 @@ def test_nothing_is_left_of_a_demo_that_was_interrupted(here: Path, tmp_path: Pa
         spy = spying(here / "spy", f"AT, F = {events * part // 10}, ''\n{_AT_EVENT}")
         with started([*COMMAND, "demo"], here, {**spy, "TMPDIR": str(temporary)}) as process:
             assert ended(process).status in (0, 130)
-        assert list(temporary.iterdir()) == []
+        assert list(temporary.glob("kda-stream-*")) == []  # tempfile tries the folder with its own
 
 
 _AT_EXIT = "import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))"
