@@ -145,7 +145,7 @@ def stream_path(
         families: Counter[str] = Counter()
         with record.sampling(checkpoint, stream.layers), stream:
             for layer in stream:
-                record.add(layer)
+                record.add(layer, stream)
                 watch(layer, stream)
                 families[layer.report.family] += 1
                 if anonymous_bytes is not None:

@@ -85,7 +85,7 @@ def _joined(tensors: Iterable[tuple[int, int, int]], nearest: float) -> list[_Kd
         if (
             last is None
             or begin - last.end > nearest
-            or (layer not in last.layers and end - last.begin > nearest)
+            or (last.layers != [layer] and end - last.begin > nearest)
         ):
             places.append(_KdaPlace(begin, end, [layer]))
             continue

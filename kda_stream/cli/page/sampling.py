@@ -37,10 +37,10 @@ class Sample:
 
 
 class Sampler(Closing):
-    """Takes a sample now and then in a thread of its own, while a `with` lasts.
+    """Takes a sample, and more of them in a thread of its own while a `with` lasts.
 
-    `samples` are to be read after that; `spent_seconds` of processor time went into them.
-    `cache_refusal` says why the page cache is not known, or no longer.
+    `samples` are to be read after that; `spent_seconds` of processor time went into those of the
+    thread. `cache_refusal` says why the page cache is not known, or no longer.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -61,7 +61,8 @@ class Sampler(Closing):
         return time.monotonic() - self._began_seconds
 
     def __enter__(self) -> Sampler:
-        """Begin; raises `StreamError` where the system gives no thread."""
+        """Take the first sample, and begin; raises `StreamError` where there can be no thread."""
+        self._sample(0.0)
         self._began_seconds = time.monotonic()
         try:
             self._thread.start(self._run)
@@ -83,30 +84,28 @@ class Sampler(Closing):
         """Take one sample more, in the caller's thread, after the `with`."""
         self._stopping = False
         self._cache_due_seconds = 0.0
-        self._sample()
+        self._sample(self.seconds)
 
     def _run(self) -> None:
         while not self._stopping:
-            self._sample()
             try:
                 self._bell.get(timeout=self._interval_seconds)
             except Empty:
-                continue
+                self._sample(self.seconds)
+        self.spent_seconds = time.thread_time()
 
-    def _sample(self) -> None:
-        spent_before, seconds = time.thread_time(), self.seconds
+    def _sample(self, seconds: float) -> None:
         memory = memory_use()
         self.samples.append(Sample(seconds, memory, self._cached_bytes(seconds)))
         if len(self.samples) > _SAMPLES_MAX:
             del self.samples[1::2]
             self._interval_seconds *= 2
-        self.spent_seconds += time.thread_time() - spent_before
 
     def _cached_bytes(self, seconds: float) -> int | None:
         """What of the shards is cached, unless it is too soon to ask or the system does not say."""
         if self.cache_refusal is not None or seconds < self._cache_due_seconds:
             return None
-        total = 0
+        total, asked_seconds = 0, time.monotonic()
         try:
             for shard in self._shards:
                 if self._stopping:  # Ctrl-C is not to wait for a kernel that maps all to count
@@ -120,5 +119,6 @@ class Sampler(Closing):
         except (KdaStreamError, OSError) as error:
             self.cache_refusal = str(error)
             return None
-        self._cache_due_seconds = seconds + (self.seconds - seconds) / _CACHE_SHARE
+        cost_seconds = time.monotonic() - asked_seconds
+        self._cache_due_seconds = seconds + cost_seconds / _CACHE_SHARE
         return total

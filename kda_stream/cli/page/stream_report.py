@@ -13,7 +13,7 @@ from ...checkpoint.layer import LayerIndex
 from ...errors import shown
 from ...files import NewFile
 from ...staging.residency import MemoryUse
-from ...stream import KdaLayer
+from ...stream import KdaLayer, KdaLayerStream
 from ..output import Result, exact_size, plural, size
 from ..survey import kda_tensors
 from . import document
@@ -96,9 +96,9 @@ class StreamRecord:
             yield
         self._sampler.take_last()
 
-    def add(self, layer: KdaLayer) -> None:
-        """Note that the layer was handed out now."""
-        if self._sampler is None:
+    def add(self, layer: KdaLayer, stream: KdaLayerStream) -> None:
+        """Note that the stream has handed out the layer now."""
+        if self._file is None:
             return
         read = layer.report.read
         self._layers.append(
@@ -106,7 +106,7 @@ class StreamRecord:
                 int(layer.index),
                 layer.report.bytes,
                 self._layers[-1].end_seconds if self._layers else 0.0,
-                self._sampler.seconds,
+                stream.report.seconds,
                 read.path,
                 read.reason,
                 read.cached_before_bytes,
@@ -281,6 +281,8 @@ def _cache_section(sampler: Sampler, seconds: float) -> Markup:
     first, last = pieces[0][0][1], pieces[0][-1][1]
     most = max(figure for _, figure in pieces[0])
     told = f"{size(first)} before, {size(last)} after, at most {size(most)}"
+    if first == last == most:
+        told = f"{size(first)}, all the time"
     return section(
         heading,
         document.legend([("line-1", told)]),
@@ -386,8 +388,8 @@ def _samples_section(sampler: Sampler, seconds: float) -> Markup:
     rows = [_sample_cells(sample) for sample in sampler.samples]
     taken = (
         f"{plural(len(rows), 'sample')} kept, taken every {INTERVAL_SECONDS:g} s or less often; "
-        f"they took {sampler.spent_seconds:.4f} s "
-        f"of processor time ({100 * sampler.spent_seconds / seconds:.2f} % of the stream's time)."
+        f"the thread that took them used {sampler.spent_seconds:.4f} s of processor time "
+        f"({100 * sampler.spent_seconds / seconds:.2f} % of the stream's time)."
     )
     opened = element("details", element("summary", taken), table("samples", heads, rows))
     return section("Every sample", opened)
