@@ -154,6 +154,13 @@ def test_a_click_sorts_numbers_as_numbers_and_a_second_one_turns_them(
         assert column(page, "shards", 1) == [str(n) for n in range(1, 13)]
 
 
+def test_fractions_sort_by_what_they_are(opened: Opened, folder: Path) -> None:
+    with opened(folder / "stream.html") as page:
+        before = list(map(float, column(page, "layers", 3)))
+        heading(page, "layers", "Seconds").click()
+        assert list(map(float, column(page, "layers", 3))) == sorted(before, reverse=True)
+
+
 def test_the_keyboard_sorts_too(opened: Opened, folder: Path) -> None:
     with opened(folder / "inspect.html") as page:
         heading(page, "layers", "Kind").focus()

@@ -10,13 +10,13 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from cli.running import INDEX, SHARDS, Rewrite, Run
+from cli.running import INDEX, SHARDS, EditConfig, Rewrite, Run
 from support.checkpoints import UNEVEN
 from support.families import FAMILIES, write_family
 from support.pages import Element, Page, read_page
 
 import kda_stream.cli.page
-from kda_stream import open_checkpoint
+from kda_stream import KdaConfig, open_checkpoint
 from kda_stream.testing import DSA, KDA, Layout, StoredTensor, write_checkpoint, write_shard
 
 STYLE = Path(kda_stream.cli.page.__file__).with_name("page.css")
@@ -213,6 +213,28 @@ def test_a_kda_layer_that_lies_in_one_piece_is_one_piece_of_the_map(
         f"KDA layer {layer}" for layer in (0, 1, 2, 4, 5, 6)
     ]
     assert told[0][0] == "KDA layers 0-1"
+
+
+def test_small_pieces_of_several_layers_take_no_large_piece_in(run: Run, tmp_path: Path) -> None:
+    """The F32 tensors of both layers, joined, then layer 0 and layer 1, all without a gap."""
+    layout = Layout(kinds=(KDA, KDA), mtp=0, config=KdaConfig(2048, 1, 8, 4))
+    rows = [tensor for tensor in layout.tensors() if "self_attn" in tensor.name]
+    write_shard(tmp_path / "two.safetensors", rows)
+    run("inspect", tmp_path / "two.safetensors", "--html", "page.html")
+    bar = read_page(tmp_path / "page.html").root.one("ol", class_="map").one("svg")
+    told = [rect.one("title").text.split(":")[0] for rect in bar.all("rect")[1:]]
+    assert told == ["KDA layers 0-1", "KDA layer 0", "KDA layer 1"]
+
+
+def test_a_kda_block_in_an_mtp_layer_is_no_kda_layer_of_the_map(
+    run: Run, edit_config: EditConfig, tmp_path: Path
+) -> None:
+    path = edit_config(lambda config: config.update(num_hidden_layers=6))
+    run("inspect", path, "--html", "page.html")
+    page = read_page(tmp_path / "page.html")
+    assert cells(page) == "KKKDKKMMM"
+    assert sum(int(row[4]) for row in page.rows("shards")) == page.facts["kda_bytes"]
+    assert page.rows("layers")[6][1] == "MTP (KDA)"
 
 
 def test_400_shards_and_201_layers_make_a_small_page(run: Run, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from ...staging.residency import MemoryUse, cached_bytes, memory_use
 
 INTERVAL_SECONDS: Final = 0.1
 _CACHE_SHARE: Final = 0.005
-"""The part of the time that may go into asking for the page cache: a kernel without cachestat is
-slow to tell, and is asked less often."""
+"""The part of a processor that may go into asking for the page cache: where much is cached, or the
+kernel has no cachestat, it is slow to tell, and is asked less often."""
 _SAMPLES_MAX: Final = 1024
 """When there are more, every other one is let go and the next come at twice the distance."""
 
@@ -105,7 +105,7 @@ class Sampler(Closing):
         """What of the shards is cached, unless it is too soon to ask or the system does not say."""
         if self.cache_refusal is not None or seconds < self._cache_due_seconds:
             return None
-        total, asked_seconds = 0, time.monotonic()
+        total, spent_before = 0, time.thread_time()
         try:
             for shard in self._shards:
                 if self._stopping:  # Ctrl-C is not to wait for a kernel that maps all to count
@@ -119,6 +119,6 @@ class Sampler(Closing):
         except (KdaStreamError, OSError) as error:
             self.cache_refusal = str(error)
             return None
-        cost_seconds = time.monotonic() - asked_seconds
+        cost_seconds = time.thread_time() - spent_before
         self._cache_due_seconds = seconds + cost_seconds / _CACHE_SHARE
         return total
