@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from kda_stream.cli.page.sampling import Sample, Sampler
+from kda_stream.cli.page.stream_report import LayerTime, stream_page
+from kda_stream.staging.residency import MemoryUse
 from kda_stream.testing import DSA, KDA, Layout, write_checkpoint, write_shard
 
 Opened = Callable[..., AbstractContextManager[Any]]
@@ -121,6 +124,28 @@ def test_it_is_dark_where_the_reader_s_system_is(opened: Opened, folder: Path) -
                 "getComputedStyle(document.documentElement).backgroundColor"
             )
     assert grounds == {"light": "rgb(251, 251, 250)", "dark": "rgb(20, 23, 26)"}
+
+
+def test_a_stream_of_hours_is_drawn_without_an_error(opened: Opened, folder: Path) -> None:
+    """As many samples as are kept, and more layers than have a bar."""
+    sampler = Sampler([])
+    sampler.samples = [
+        Sample(10.0 * at, MemoryUse(10**9 + at, 10**6, 10**9, 2 * 10**9), at * 10**8)
+        for at in range(1024)
+    ]
+    layers = [
+        LayerTime(at, 10**9, 20.0 * at, 20.0 * (at + 1), "direct", "it was asked for", None)
+        for at in range(500)
+    ]
+    data = stream_page(facts(folder, "stream") | {"seconds": 10_000.0}, layers, sampler)
+    (folder / "hours.html").write_bytes(data)
+    with opened(folder / "hours.html", viewport=WIDE) as page:
+        points = page.eval_on_selector_all(".plot polyline", "all => all.map(a => a.points.length)")
+        assert max(points) >= 1000
+        assert page.locator(".plot > rect").count() == 400
+        assert "and 100 layers more, in the table" in page.locator("main").inner_text()
+        assert "minutes" in page.locator(".plot").first.inner_html()
+    assert len(data) < 1_000_000
 
 
 # Sorting ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -19,7 +20,7 @@ from kda_stream import open_checkpoint
 from kda_stream.cli.page import sampling
 from kda_stream.cli.page.sampling import Sampler
 from kda_stream.cli.page.stream_report import LayerTime, rate_points
-from kda_stream.cli.page.svg import round_ticks
+from kda_stream.cli.page.svg import Line, Unit, round_ticks, time_chart
 from kda_stream.testing import Layout, write_checkpoint
 
 WIDE = Geometry(hidden=2048, heads=32, head_dim=128, conv_kernel=4)  # 75 MB a layer
@@ -74,19 +75,17 @@ def test_a_stream_that_is_refused_leaves_no_report(
 
 def test_a_stream_that_fails_on_its_way_leaves_no_report(copied: Path, tmp_path: Path) -> None:
     """A shard that is no longer the one that was checked when the stream comes to it."""
-    script = f"""
-        import os, sys
-        from kda_stream.cli import main, stream
-        shard = {str(copied / SHARDS[2])!r}
-        told = stream._progress_text
-        def cut(stream):
-            os.truncate(shard, 100)
-            return told(stream)
-        stream._progress_text = cut
-        sys.exit(main(["stream", {str(copied)!r}, "--report", "page.html"]))
-    """
-    lines = "\n".join(line[8:] for line in script.splitlines())
-    (tmp_path / "script.py").write_text(lines)
+    (tmp_path / "script.py").write_text(
+        "import os, sys\n"
+        "from kda_stream import PayloadError\n"
+        "from kda_stream.cli.stream import stream_path\n"
+        "def cut(layer, stream):\n"
+        f"    os.truncate({str(copied / SHARDS[2])!r}, 100)\n"
+        "try:\n"
+        f"    stream_path({str(copied)!r}, cut, report='page.html')\n"
+        "except PayloadError:\n"
+        "    sys.exit(3)\n"
+    )
     before = sorted(os.listdir(tmp_path))
     done = subprocess.run(
         [COMMAND[0], "script.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=30
@@ -115,6 +114,30 @@ def test_an_interrupted_stream_leaves_no_report(wide: Path, tmp_path: Path) -> N
         child.kill()
     assert child.returncode == 130, stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_a_stream_without_a_report_samples_nothing(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys\n"
+        "from kda_stream.cli import main\n"
+        "from kda_stream.cli.page import stream_report\n"
+        "stream_report.Sampler = None\n"
+        f"sys.exit(main(['stream', {str(small)!r}, *sys.argv[1:]]))\n"
+    )
+    for options, status in (((), 0), (("--report", "page.html"), 1)):
+        done = subprocess.run(
+            [COMMAND[0], "script.py", *options], cwd=tmp_path, env=ENVIRONMENT, capture_output=True
+        )
+        assert done.returncode == status
+
+
+def test_memory_that_is_not_locked_is_told_with_the_reason(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    run("stream", small, "--lock", "off", "--report", "page.html")
+    page = read_page(tmp_path / "page.html")
+    assert "into not page-locked memory" in page.root.one("p", class_="lead").text
+    assert "Page-lockednoby --lock off" in page.root.one("dl", class_="facts").text
 
 
 # Its numbers --------------------------------------------------------------------------------------
@@ -300,11 +323,12 @@ def test_figures_that_the_system_does_not_give_are_told_as_such(
     text = page.root.one("main").text
     assert "This system does not count what is resident." in text
     assert "Not known: the system does not tell what of these files is in it." in text
-    assert page.figures["peak_anonymous_bytes"] is None or "not counted" in text
+    assert page.figures["peak_anonymous_bytes"] == "null"
+    assert "Peak, anonymousnot counted" in text
     assert page.facts["peak_anonymous_bytes"] is None
 
 
-# The rate -----------------------------------------------------------------------------------------
+# The charts ---------------------------------------------------------------------------------------
 
 
 def layer_times(*ends: float, nbytes: int = 100) -> list[LayerTime]:
@@ -328,8 +352,18 @@ def test_the_rate_is_that_of_the_last_moments() -> None:
     assert points[3.0] == pytest.approx(200)
 
 
-def test_no_layers_are_no_rate() -> None:
-    assert rate_points([], 1.0) == []
+def test_a_layer_that_took_no_time_is_counted_and_divides_nothing() -> None:
+    points = dict(rate_points(layer_times(1.0, 2.0, 2.0, 3.0), 1.0))
+    assert points[2.0] == pytest.approx(100)
+    assert points[3.0] == pytest.approx(200)
+
+
+def test_a_line_of_many_points_has_all_of_them() -> None:
+    points = [(at / 10, at % 7) for at in range(2000)]
+    chart = time_chart([Line("line-1", points)], 200.0, 6.0, Unit("bytes", 1), "told")
+    (drawn,) = re.findall(r'<polyline points="([^"]*)"', chart)
+    assert len(drawn.split()) == 2000
+    assert re.fullmatch(r"[0-9., ]+", drawn)
 
 
 @pytest.mark.parametrize(

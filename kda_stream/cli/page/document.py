@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def fact_list(facts: Iterable[Fact]) -> Markup:
 
 
 def _fact(fact: Fact) -> Markup:
-    value = element("data", fact.text, value=str(fact.value), data_fact=fact.name)
+    value = element("data", fact.text, value=json.dumps(fact.value), data_fact=fact.name)
     more = element("small", fact.more) if fact.more else ""
     return element("div", element("dt", fact.label), element("dd", value, more))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final
 
 from ...checkpoint.checkpoint import Checkpoint
@@ -27,7 +29,11 @@ _WINDOW_SECONDS_MAX: Final = 1.0
 _WINDOWS_MIN: Final = 20
 _BARS_MAX: Final = 400
 
-_WAYS: Final = {"mapped": "way-mapped", "direct": "way-direct", "positional": "way-positional"}
+_WAYS: Final = {
+    "mapped": ("way-mapped", "mapped: copied out of the mapped file"),
+    "direct": ("way-direct", "direct: read past the page cache"),
+    "positional": ("way-positional", "positional: read through the page cache"),
+}
 _MEMORY: Final[Sequence[tuple[str, str, Callable[[MemoryUse], int | None]]]] = (
     ("line-1", "anonymous, slots included", lambda memory: memory.anonymous_bytes),
     ("line-2", "pages of mapped files", lambda memory: memory.file_bytes),
@@ -198,10 +204,10 @@ def _rate_section(facts: Mapping[str, Any], layers: Sequence[LayerTime], seconds
     points = rate_points(layers, window)
     mean = facts["bytes_per_second"]
     lines = [
-        Line("line-1", [points]),
-        Line("line-4", [[(0.0, mean), (facts["seconds"], mean)]]),
+        Line("line-1", points),
+        Line("line-4", [(0.0, mean), (facts["seconds"], mean)]),
     ]
-    most = max(mean, *(rate for _, rate in points)) if points else mean
+    most = max(mean, *(rate for _, rate in points))
     told = f"rate over time, {mean / 1e9:.3f} GB/s over all"
     return section(
         "Rate",
@@ -224,47 +230,39 @@ def rate_points(layers: Sequence[LayerTime], window_seconds: float) -> list[Poin
 
     A layer's bytes count as coming evenly over its time, so the line is straight between points.
     """
-    ends = [layer.end_seconds for layer in layers]
-    if not ends:
-        return []
-    places = {*ends, *(end + window_seconds for end in ends), window_seconds}
-    first = min(window_seconds, ends[0]) / 2
+    ends = [0.0, *(layer.end_seconds for layer in layers)]
+    totals = [0, *accumulate(layer.bytes for layer in layers)]
+
+    def total_at(seconds: float) -> float:
+        after = bisect_left(ends, seconds)
+        if after == 0:
+            return 0.0
+        begin, end = ends[after - 1], ends[after]
+        came = (seconds - begin) / (end - begin)
+        return totals[after - 1] + came * (totals[after] - totals[after - 1])
+
+    first = min(window_seconds, ends[1]) / 2
+    bends = {first, window_seconds, *ends, *(end + window_seconds for end in ends)}
     points = []
-    for place in sorted({first, *(at for at in places if first <= at <= ends[-1])}):
-        begin = max(0.0, place - window_seconds)
-        came = sum(_came(layer, begin, place) for layer in _between(layers, begin, place))
-        points.append((place, came / (place - begin)))
+    for at in sorted(bend for bend in bends if first <= bend <= ends[-1]):
+        begin = max(0.0, at - window_seconds)
+        points.append((at, (total_at(at) - total_at(begin)) / (at - begin)))
     return points
-
-
-def _between(layers: Sequence[LayerTime], begin: float, end: float) -> Iterator[LayerTime]:
-    for layer in layers:
-        if layer.begin_seconds >= end:
-            return
-        if layer.end_seconds > begin:
-            yield layer
-
-
-def _came(layer: LayerTime, begin: float, end: float) -> float:
-    """How many of the layer's bytes came between two times."""
-    inside = min(end, layer.end_seconds) - max(begin, layer.begin_seconds)
-    return layer.bytes * inside / layer.seconds
 
 
 def _memory_section(facts: Mapping[str, Any], samples: Sequence[Sample], seconds: float) -> Markup:
     slots = facts["slots"] * facts["slot_bytes"]
-    lines = [Line("line-4", [[(0.0, float(slots)), (seconds, float(slots))]])]
+    lines = [Line("line-4", [(0.0, slots), (seconds, slots)])]
     entries = []
     for style, meaning, read in _MEMORY:
-        points = [(sample.seconds, read(sample.memory)) for sample in samples]
-        pieces = _pieces(points)
-        if pieces:
-            lines.append(Line(style, pieces))
+        points = _counted((sample.seconds, read(sample.memory)) for sample in samples)
+        if points:
+            lines.append(Line(style, points))
             entries.append((style, meaning))
     if not entries:
         return section("Memory", about("This system does not count what is resident."))
     entries.append(("line-4", f"{plural(facts['slots'], 'slot')}: {size(slots)}"))
-    most = max(figure for line in lines for piece in line.pieces for _, figure in piece)
+    most = max(figure for line in lines for _, figure in line.points)
     told = f"resident memory over time, at most {size(most)} of a kind"
     return section(
         "Memory of the process",
@@ -275,53 +273,36 @@ def _memory_section(facts: Mapping[str, Any], samples: Sequence[Sample], seconds
 
 def _cache_section(sampler: Sampler, seconds: float) -> Markup:
     heading = "Page cache of the shards"
-    pieces = _joined_pieces((s.seconds, s.cached_bytes) for s in sampler.samples)
-    if not pieces:
-        return section(heading, about(f"Not known: {sampler.cache_refusal}."))
-    first, last = pieces[0][0][1], pieces[0][-1][1]
-    most = max(figure for _, figure in pieces[0])
+    points = _counted((sample.seconds, sample.cached_bytes) for sample in sampler.samples)
+    refusal = sampler.cache_refusal
+    if not points:
+        return section(heading, about(f"Not known: {refusal}."))
+    first, last, most = points[0][1], points[-1][1], max(figure for _, figure in points)
     told = f"{size(first)} before, {size(last)} after, at most {size(most)}"
     if first == last == most:
         told = f"{size(first)}, all the time"
     return section(
         heading,
         document.legend([("line-1", told)]),
-        time_chart([Line("line-1", pieces)], seconds, most, bytes_unit(most), told),
-        *(
-            [about(f"Not known any more: {sampler.cache_refusal}.")]
-            if sampler.cache_refusal
-            else []
-        ),
+        time_chart([Line("line-1", points)], seconds, most, bytes_unit(most), told),
+        *([about(f"Not known any more: {refusal}.")] if refusal else []),
     )
 
 
-def _pieces(points: Iterable[tuple[float, int | None]]) -> list[list[Point]]:
-    """The points that have a figure, in pieces that end where one has none."""
-    pieces: list[list[Point]] = [[]]
-    for at, figure in points:
-        if figure is not None:
-            pieces[-1].append((at, float(figure)))
-        elif pieces[-1]:
-            pieces.append([])
-    return [piece for piece in pieces if piece]
-
-
-def _joined_pieces(points: Iterable[tuple[float, int | None]]) -> list[list[Point]]:
-    """The points that have a figure, in one piece: between them nobody asked."""
-    return _pieces((at, figure) for at, figure in points if figure is not None)
+def _counted(points: Iterable[tuple[float, int | None]]) -> list[Point]:
+    """The points that have a figure."""
+    return [(at, figure) for at, figure in points if figure is not None]
 
 
 # The layers ---------------------------------------------------------------------------------------
 
 
 def _layers_sections(layers: Sequence[LayerTime]) -> Iterator[Markup]:
-    if not layers:
-        return
     told = layers[:_BARS_MAX]
     most = max(layer.seconds for layer in told)
     bars = [
         Bar(
-            _WAYS.get(layer.way, "way-other"),
+            _way(layer.way)[0],
             layer.seconds,
             str(layer.number),
             f"layer {layer.number}: {layer.seconds:.4f} s, {size(layer.bytes_per_second)}/s, "
@@ -337,7 +318,7 @@ def _layers_sections(layers: Sequence[LayerTime]) -> Iterator[Markup]:
             "From the layer before to this one; the first from the start, so with the slots made "
             "and locked."
         ),
-        document.legend((_WAYS.get(way, "way-other"), f"{way}: {_MEANINGS[way]}") for way in ways),
+        document.legend(map(_way, ways)),
         _PATTERNS,
         bar_chart(bars, seconds_unit(most), f"time of each layer, at most {most:.4f} s"),
         *([about(f"and {plural(more, 'layer')} more, in the table")] if more else []),
@@ -359,11 +340,10 @@ _PATTERNS: Final = Markup(
 )
 """What tells the ways of reading apart beside their colours."""
 
-_MEANINGS: Final = {
-    "mapped": "copied out of the mapped file",
-    "direct": "read past the page cache",
-    "positional": "read through the page cache",
-}
+
+def _way(way: str) -> tuple[str, str]:
+    """How a way of reading is drawn, and what it means."""
+    return _WAYS.get(way, ("way-other", way))
 
 
 def _layer_cells(number: int, layer: LayerTime) -> tuple[Cell, ...]:

@@ -31,10 +31,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart: its class and its pieces, each of points (seconds, figure)."""
+    """A line of a chart: its class and its points (seconds, figure)."""
 
     style: str
-    pieces: Sequence[Sequence[Point]]
+    points: Sequence[Point]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,15 @@ def time_chart(lines: Sequence[Line], seconds: float, most: float, unit: Unit, t
     drawn = (
         element(
             "polyline",
-            points=" ".join(
-                f"{_BOX * at / seconds:.1f},{_BOX * (1 - figure / top):.1f}" for at, figure in piece
+            points=Markup(
+                " ".join(
+                    f"{_BOX * at / seconds:.1f},{_BOX * (1 - figure / top):.1f}"
+                    for at, figure in line.points
+                )
             ),
             class_=f"line {line.style}",
         )
         for line in lines
-        for piece in line.pieces
     )
     box = element(
         "svg",
