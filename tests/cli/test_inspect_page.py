@@ -249,6 +249,18 @@ def test_400_shards_and_201_layers_make_a_small_page(run: Run, tmp_path: Path) -
     assert len(page.rows("layers")) == 201
 
 
+def test_of_more_layers_than_any_model_has_the_first_thousand_are_shown(
+    run: Run, tmp_path: Path
+) -> None:
+    rows = [StoredTensor(f"layers.{n}.norm.weight", "BF16", (1,)) for n in range(1500)]
+    write_shard(tmp_path / "many.safetensors", rows)
+    run("inspect", tmp_path / "many.safetensors", "--html", "page.html")
+    page = read_page(tmp_path / "page.html")
+    assert page.figures["layers"] == "1500"
+    assert len(cells(page)) == len(page.rows("layers")) == 1000
+    assert page.root.one("main").text.count("and 500 more, not shown") == 2
+
+
 def test_layer_numbers_that_are_missing_are_a_gap_in_the_strip(
     run: Run, rewritten: Rewrite, tmp_path: Path
 ) -> None:

@@ -296,6 +296,27 @@ def test_a_page_cache_that_is_slow_to_tell_is_asked_less_often(
     assert [told[0], told[-1], *set(told[1:-1])] == [1, 1, None]
 
 
+def test_the_end_does_not_wait_for_every_shard_of_a_slow_page_cache(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def slow(*_: object) -> int:
+        asked.append(None)
+        time.sleep(0.1)
+        return 1
+
+    with open_checkpoint(small) as checkpoint:
+        (shard, *_) = checkpoint.shards.values()
+        with Sampler([shard] * 50) as sampler:
+            monkeypatch.setattr(sampling, "cached_bytes", slow)
+            while not asked:
+                time.sleep(0.01)
+            began = time.monotonic()
+        assert time.monotonic() - began < 2
+    assert sampler.cache_refusal is None
+
+
 def test_a_shard_that_changes_under_the_sampling_ends_it_with_a_reason(copied: Path) -> None:
     with open_checkpoint(copied) as checkpoint:
         with Sampler([checkpoint.shards[SHARDS[0]]]) as sampler:
