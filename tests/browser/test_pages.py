@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kda_stream.cli.page.sampling import Sample, Sampler
+from kda_stream.cli.page.sampling import CacheSample, MemorySample, Sampler
 from kda_stream.cli.page.stream_report import LayerTime, stream_page
 from kda_stream.staging.residency import MemoryUse
 from kda_stream.testing import DSA, KDA, Layout, write_checkpoint, write_shard
@@ -129,10 +129,11 @@ def test_it_is_dark_where_the_reader_s_system_is(opened: Opened, folder: Path) -
 def test_a_stream_of_hours_is_drawn_without_an_error(opened: Opened, folder: Path) -> None:
     """As many samples as are kept, and more layers than have a bar."""
     sampler = Sampler([])
-    sampler.samples = [
-        Sample(10.0 * at, MemoryUse(10**9 + at, 10**6, 10**9, 2 * 10**9), at * 10**8)
+    sampler.memory = [
+        MemorySample(10.0 * at, MemoryUse(10**9 + at, 10**6, 10**9, 2 * 10**9))
         for at in range(1024)
     ]
+    sampler.cache = [CacheSample(10.0 * at, at * 10**8) for at in range(1024)]
     layers = [
         LayerTime(at, 10**9, 20.0 * at, 20.0 * (at + 1), "direct", "it was asked for", None)
         for at in range(500)

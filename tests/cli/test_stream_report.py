@@ -209,7 +209,7 @@ def test_memory_is_sampled_from_before_the_slots_until_they_are_given_back(
 ) -> None:
     run("stream", wide, "--report", "page.html")
     page = read_page(tmp_path / "page.html")
-    rows = page.rows("samples")
+    rows = page.rows("memory")
     times = [float(row[0]) for row in rows]
     assert times[0] == 0
     assert times == sorted(times)
@@ -226,7 +226,7 @@ def test_the_page_cache_of_the_shards_is_followed(run: Run, tmp_path: Path) -> N
     file = folder / "model-00001-of-00001.safetensors"
     run("stream", folder, "--report", "page.html")
     page = read_page(tmp_path / "page.html")
-    told = page.rows("samples")[-1][5]
+    told = page.rows("cache")[-1][1]
     assert file.stat().st_size - 4096 < int(told) <= file.stat().st_size + 4096
 
 
@@ -245,76 +245,95 @@ def test_sampling_takes_less_than_a_hundredth_of_the_time(
 
 def test_a_sampler_takes_one_sample_before_and_one_after(small: Path) -> None:
     with open_checkpoint(small) as checkpoint:
-        with Sampler(list(checkpoint.shards.values())) as sampler:
-            assert len(sampler.samples) == 1
+        with Sampler(checkpoint.shards.values()) as sampler:
+            assert len(sampler.memory) == len(sampler.cache) == 1
         sampler.take_last()
-        assert len(sampler.samples) == 2
+        assert len(sampler.memory) == len(sampler.cache) == 2
         whole = sum(shard.identity.file_bytes for shard in checkpoint.shards.values())
-    for sample in sampler.samples:
-        assert sample.cached_bytes is not None
+    for sample in sampler.cache:
         assert 0 < sample.cached_bytes <= whole
 
 
 def test_of_many_samples_every_other_is_kept_and_fewer_are_taken(
-    small: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampling, "INTERVAL_SECONDS", 0.001)
     monkeypatch.setattr(sampling, "_SAMPLES_MAX", 16)
-    with open_checkpoint(small) as checkpoint:
-        with Sampler([]) as sampler:
-            time.sleep(0.3)
-        checkpoint.close()
-    times = [sample.seconds for sample in sampler.samples]
+    with Sampler([]) as sampler:
+        time.sleep(0.3)
+    times = [sample.seconds for sample in sampler.memory]
     assert len(times) <= 16
     assert times[0] == 0
     assert times == sorted(times)
     assert times[-1] > 0.15
 
 
+class Asked:
+    """Stands for `cached_bytes`: takes its time, and counts how often it is asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, processor_seconds: float) -> None:
+        self.times = 0
+        self._processor_seconds = processor_seconds
+        monkeypatch.setattr(sampling, "cached_bytes", self)
+        monkeypatch.setattr(sampling, "INTERVAL_SECONDS", 0.001)
+
+    def __call__(self, *_: object) -> int:
+        self.times += 1
+        until = time.thread_time() + self._processor_seconds
+        while time.thread_time() < until:
+            time.sleep(0)
+        return 1000 + self.times
+
+
+def test_the_page_cache_is_asked_for_where_a_layer_has_come_and_nowhere_else(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(monkeypatch, 0.0)
+    with open_checkpoint(small) as checkpoint:
+        shards = list(checkpoint.shards.values())
+        with Sampler(shards) as sampler:
+            time.sleep(0.05)
+            assert asked.times == 3
+            sampler.touch([shards[1].path, shards[1].path])
+            time.sleep(0.2)
+            assert asked.times == 4
+        sampler.take_last()
+    assert asked.times == 7
+    told = [sample.cached_bytes for sample in sampler.cache]
+    assert told[0] == 1001 + 1002 + 1003
+    assert told[1] in {told[0] - before + 1004 for before in (1001, 1002, 1003)}
+    assert told[2] == 1005 + 1006 + 1007
+
+
 def test_a_page_cache_that_is_slow_to_tell_is_asked_less_often(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-
-    def slow(*_: object) -> int:
-        asked.append(None)
-        until = time.thread_time() + 0.01
-        while time.thread_time() < until:
-            pass
-        return 1
-
-    monkeypatch.setattr(sampling, "cached_bytes", slow)
-    monkeypatch.setattr(sampling, "INTERVAL_SECONDS", 0.001)
+    asked = Asked(monkeypatch, 0.01)
     with open_checkpoint(small) as checkpoint:
         (shard, *_) = checkpoint.shards.values()
         with Sampler([shard]) as sampler:
-            time.sleep(0.2)
-        assert len(asked) == 1
+            for _ in range(20):
+                sampler.touch([shard.path])
+                time.sleep(0.01)
+        assert asked.times == 1
         sampler.take_last()
-    told = [sample.cached_bytes for sample in sampler.samples]
-    assert len(told) > 10
-    assert [told[0], told[-1], *set(told[1:-1])] == [1, 1, None]
+    assert asked.times == 2
+    assert len(sampler.memory) > 10
 
 
 def test_the_end_does_not_wait_for_every_shard_of_a_slow_page_cache(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-
-    def slow(*_: object) -> int:
-        asked.append(None)
-        time.sleep(0.1)
-        return 1
-
     with open_checkpoint(small) as checkpoint:
-        (shard, *_) = checkpoint.shards.values()
-        with Sampler([shard] * 50) as sampler:
-            monkeypatch.setattr(sampling, "cached_bytes", slow)
-            while not asked:
-                time.sleep(0.01)
-            began = time.monotonic()
-        assert time.monotonic() - began < 2
+        shards = list(checkpoint.shards.values())
+        with Sampler(shards) as sampler:
+            asked = Asked(monkeypatch, 0.3)
+            sampler.touch(shard.path for shard in shards)
+            while not asked.times:
+                time.sleep(0.001)
+    assert asked.times < 3
     assert sampler.cache_refusal is None
+    assert len(sampler.cache) == 1
 
 
 def test_a_shard_that_changes_under_the_sampling_ends_it_with_a_reason(copied: Path) -> None:
@@ -322,7 +341,7 @@ def test_a_shard_that_changes_under_the_sampling_ends_it_with_a_reason(copied: P
         with Sampler([checkpoint.shards[SHARDS[0]]]) as sampler:
             os.truncate(copied / SHARDS[0], 100)
         sampler.take_last()
-    assert sampler.samples[-1].cached_bytes is None
+    assert len(sampler.cache) == 1
     assert sampler.cache_refusal is not None
     assert "has changed" in sampler.cache_refusal
 

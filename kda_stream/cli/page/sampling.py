@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -16,38 +17,46 @@ from ...stager import no_thread
 from ...staging.residency import MemoryUse, cached_bytes, memory_use
 
 INTERVAL_SECONDS: Final = 0.1
-_CACHE_SHARE: Final = 0.005
+_CACHE_SHARE: Final = 0.007
 """The part of a processor that may go into asking for the page cache: where much is cached, or the
 kernel has no cachestat, it is slow to tell, and is asked less often."""
 _SAMPLES_MAX: Final = 1024
-"""When there are more, every other one is let go and the next come at twice the distance."""
+"""When there are more, every other one is let go, and memory is looked at half as often."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What was seen `seconds` after the start.
-
-    `cached_bytes` of the shards were in the page cache; None where nobody asked this time, or the
-    system does not tell.
-    """
+class MemorySample:
+    """The process's memory `seconds` after the start."""
 
     seconds: float
     memory: MemoryUse
-    cached_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSample:
+    """`cached_bytes` of the shards were in the page cache `seconds` after the start."""
+
+    seconds: float
+    cached_bytes: int
 
 
 class Sampler(Closing):
-    """Takes a sample, and more of them in a thread of its own while a `with` lasts.
+    """Samples once, and again in a thread of its own while a `with` lasts.
 
-    `samples` are to be read after that; `spent_seconds` of processor time went into those of the
-    thread. `cache_refusal` says why the page cache is not known, or no longer.
+    All shards are asked for at the start and by `take_last`, in between those of `touch`: in others
+    nothing happens. `memory` and `cache` are to be read after the `with`; `spent_seconds` of
+    processor time went into what the thread did. `cache_refusal` says why the page cache is not
+    known, or no longer.
     """
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        self.samples: list[Sample] = []
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self.memory: list[MemorySample] = []
+        self.cache: list[CacheSample] = []
         self.spent_seconds = 0.0
         self.cache_refusal: str | None = None
-        self._shards = shards
+        self._shards = {shard.path: shard for shard in shards}
+        self._cached = dict.fromkeys(self._shards, 0)
+        self._touched = deque(self._shards)
         self._began_seconds = time.monotonic()
         self._interval_seconds = INTERVAL_SECONDS
         self._cache_due_seconds = 0.0
@@ -80,10 +89,15 @@ class Sampler(Closing):
         while not self._thread.is_over:
             time.sleep(ENDING_SECONDS)
 
+    def touch(self, paths: Iterable[str]) -> None:
+        """Have the shards of these paths asked for again."""
+        self._touched.extend(paths)
+
     def take_last(self) -> None:
-        """Take one sample more, in the caller's thread, after the `with`."""
+        """Sample once more, in the caller's thread, after the `with`."""
         self._stopping = False
         self._cache_due_seconds = 0.0
+        self.touch(self._shards)
         self._sample(self.seconds)
 
     def _run(self) -> None:
@@ -95,30 +109,35 @@ class Sampler(Closing):
         self.spent_seconds = time.thread_time()
 
     def _sample(self, seconds: float) -> None:
-        memory = memory_use()
-        self.samples.append(Sample(seconds, memory, self._cached_bytes(seconds)))
-        if len(self.samples) > _SAMPLES_MAX:
-            del self.samples[1::2]
+        self.memory.append(MemorySample(seconds, memory_use()))
+        if len(self.memory) > _SAMPLES_MAX:
+            del self.memory[1::2]
             self._interval_seconds *= 2
+        if self._touched and self.cache_refusal is None and seconds >= self._cache_due_seconds:
+            self._sample_cache(seconds)
 
-    def _cached_bytes(self, seconds: float) -> int | None:
-        """What of the shards is cached, unless it is too soon to ask or the system does not say."""
-        if self.cache_refusal is not None or seconds < self._cache_due_seconds:
-            return None
-        total, spent_before = 0, time.thread_time()
+    def _sample_cache(self, seconds: float) -> None:
+        spent_before = time.thread_time()
+        touched = {self._touched.popleft() for _ in range(len(self._touched))}
         try:
-            for shard in self._shards:
+            for path in touched:
                 if self._stopping:  # Ctrl-C is not to wait for a kernel that maps all to count
-                    return None
-                with shard.open() as file:
-                    cached = cached_bytes(file.fileno(), 0, shard.identity.file_bytes)
-                if cached is None:
-                    self.cache_refusal = "the system does not tell what of these files is in it"
-                    return None
-                total += cached
+                    return
+                self._cached[path] = _cached_bytes(self._shards[path])
         except (KdaStreamError, OSError) as error:
             self.cache_refusal = str(error)
-            return None
+            return
+        self.cache.append(CacheSample(seconds, sum(self._cached.values())))
+        if len(self.cache) > _SAMPLES_MAX:
+            del self.cache[1::2]
         cost_seconds = time.thread_time() - spent_before
         self._cache_due_seconds = seconds + cost_seconds / _CACHE_SHARE
-        return total
+
+
+def _cached_bytes(shard: Shard) -> int:
+    """What of the shard is in the page cache; raises OSError where the system does not tell."""
+    with shard.open() as file:
+        cached = cached_bytes(file.fileno(), 0, shard.identity.file_bytes)
+    if cached is None:
+        raise OSError("the system does not tell what of these files is in it")
+    return cached

@@ -21,7 +21,7 @@ from ..survey import kda_tensors
 from . import document
 from .document import Cell, Fact, Number, about, count, file_row, section, table
 from .markup import Markup, element, joined
-from .sampling import INTERVAL_SECONDS, Sample, Sampler
+from .sampling import INTERVAL_SECONDS, MemorySample, Sampler
 from .svg import Bar, Line, Point, Unit, bar_chart, bytes_unit, seconds_unit, time_chart
 
 _RATE: Final = Unit("GB/s", 1e9)
@@ -98,14 +98,15 @@ class StreamRecord:
             for index in layers
             for name in kda_tensors(checkpoint.layer(index))
         }
-        with Sampler([checkpoint.shards[file] for file in sorted(files)]) as self._sampler:
+        with Sampler(checkpoint.shards[file] for file in files) as self._sampler:
             yield
         self._sampler.take_last()
 
     def add(self, layer: KdaLayer, stream: KdaLayerStream) -> None:
         """Note that the stream has handed out the layer now."""
-        if self._file is None:
+        if self._sampler is None:
             return
+        self._sampler.touch(layer.report.shards)
         read = layer.report.read
         self._layers.append(
             LayerTime(
@@ -130,11 +131,10 @@ class StreamRecord:
 def stream_page(facts: dict[str, Any], layers: Sequence[LayerTime], sampler: Sampler) -> bytes:
     """The page, from the facts of --json and from what was noted and sampled meanwhile."""
     name = shown(os.path.basename(os.path.abspath(facts["path"])))
-    samples = sampler.samples
-    seconds = max(facts["seconds"], samples[-1].seconds)
+    seconds = max(facts["seconds"], sampler.memory[-1].seconds)
     charts = [
         _rate_section(facts, layers, seconds),
-        _memory_section(facts, samples, seconds),
+        _memory_section(facts, sampler.memory, seconds),
         _cache_section(sampler, seconds),
     ]
     parts = [
@@ -250,12 +250,15 @@ def rate_points(layers: Sequence[LayerTime], window_seconds: float) -> list[Poin
     return points
 
 
-def _memory_section(facts: Mapping[str, Any], samples: Sequence[Sample], seconds: float) -> Markup:
+def _memory_section(
+    facts: Mapping[str, Any], samples: Sequence[MemorySample], seconds: float
+) -> Markup:
     slots = facts["slots"] * facts["slot_bytes"]
     lines = [Line("line-4", [(0.0, slots), (seconds, slots)])]
     entries = []
     for style, meaning, read in _MEMORY:
-        points = _counted((sample.seconds, read(sample.memory)) for sample in samples)
+        figures = ((sample.seconds, read(sample.memory)) for sample in samples)
+        points = [(at, figure) for at, figure in figures if figure is not None]
         if points:
             lines.append(Line(style, points))
             entries.append((style, meaning))
@@ -273,7 +276,7 @@ def _memory_section(facts: Mapping[str, Any], samples: Sequence[Sample], seconds
 
 def _cache_section(sampler: Sampler, seconds: float) -> Markup:
     heading = "Page cache of the shards"
-    points = _counted((sample.seconds, sample.cached_bytes) for sample in sampler.samples)
+    points = [(sample.seconds, sample.cached_bytes) for sample in sampler.cache]
     refusal = sampler.cache_refusal
     if not points:
         return section(heading, about(f"Not known: {refusal}."))
@@ -287,11 +290,6 @@ def _cache_section(sampler: Sampler, seconds: float) -> Markup:
         time_chart([Line("line-1", points)], seconds, most, bytes_unit(most), told),
         *([about(f"Not known any more: {refusal}.")] if refusal else []),
     )
-
-
-def _counted(points: Iterable[tuple[float, int | None]]) -> list[Point]:
-    """The points that have a figure."""
-    return [(at, figure) for at, figure in points if figure is not None]
 
 
 # The layers ---------------------------------------------------------------------------------------
@@ -364,27 +362,34 @@ def _layer_cells(number: int, layer: LayerTime) -> tuple[Cell, ...]:
 
 
 def _samples_section(sampler: Sampler, seconds: float) -> Markup:
-    heads = ("Second", "Anonymous", "File pages", "Page-locked", "Peak", "Page cache")
-    rows = [_sample_cells(sample) for sample in sampler.samples]
     taken = (
-        f"{plural(len(rows), 'sample')} kept, taken every {INTERVAL_SECONDS:g} s or less often; "
-        f"the thread that took them used {sampler.spent_seconds:.4f} s of processor time "
+        f"{plural(len(sampler.memory), 'sample')} of memory, one every {INTERVAL_SECONDS:g} s or "
+        f"fewer, and {len(sampler.cache):,} of the page cache, of each shard when a layer of it "
+        "has come and of all at both ends. The thread that took them used "
+        f"{sampler.spent_seconds:.4f} s of processor time "
         f"({100 * sampler.spent_seconds / seconds:.2f} % of the stream's time)."
     )
-    opened = element("details", element("summary", taken), table("samples", heads, rows))
+    heads = ("Second", "Anonymous", "File pages", "Page-locked", "Peak")
+    memory = table("memory", heads, [_memory_cells(sample) for sample in sampler.memory])
+    rows = [(_seconds_cell(one.seconds), count(one.cached_bytes)) for one in sampler.cache]
+    cached = table("cache", ("Second", "Page cache"), rows)
+    opened = element("details", element("summary", taken), memory, cached)
     return section("Every sample", opened)
 
 
-def _sample_cells(sample: Sample) -> tuple[Cell, ...]:
+def _memory_cells(sample: MemorySample) -> tuple[Cell, ...]:
     memory = sample.memory
     figures = (
         memory.anonymous_bytes,
         memory.file_bytes,
         memory.locked_bytes,
         memory.peak_bytes,
-        sample.cached_bytes,
     )
     return (
-        Number(sample.seconds, f"{sample.seconds:.3f}"),
+        _seconds_cell(sample.seconds),
         *(Number(-1, "") if figure is None else count(figure) for figure in figures),
     )
+
+
+def _seconds_cell(seconds: float) -> Number:
+    return Number(seconds, f"{seconds:.3f}")
