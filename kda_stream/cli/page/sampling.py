@@ -123,7 +123,11 @@ class Sampler(Closing):
             for path in touched:
                 if self._stopping:  # Ctrl-C is not to wait for a kernel that maps all to count
                     return
-                self._cached[path] = _cached_bytes(self._shards[path])
+                cached = _cached_bytes(self._shards[path])
+                if cached is None:
+                    self.cache_refusal = "the system does not tell what of these files is in it"
+                    return
+                self._cached[path] = cached
         except (KdaStreamError, OSError) as error:
             self.cache_refusal = str(error)
             return
@@ -134,10 +138,6 @@ class Sampler(Closing):
         self._cache_due_seconds = seconds + cost_seconds / _CACHE_SHARE
 
 
-def _cached_bytes(shard: Shard) -> int:
-    """What of the shard is in the page cache; raises OSError where the system does not tell."""
+def _cached_bytes(shard: Shard) -> int | None:
     with shard.open() as file:
-        cached = cached_bytes(file.fileno(), 0, shard.identity.file_bytes)
-    if cached is None:
-        raise OSError("the system does not tell what of these files is in it")
-    return cached
+        return cached_bytes(file.fileno(), 0, shard.identity.file_bytes)
