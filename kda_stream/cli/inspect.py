@@ -10,14 +10,15 @@ from typing import Any, Final, TypeVar
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..errors import KdaStreamError, shown
 from ..kda.claims import short_list
-from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig
 from ..kda.families import FAMILIES
 from ..selection import config_of
-from .arguments import Commands, Parser, add_command, add_path
+from .arguments import Commands, Parser, add_command, add_path, names_files
 from .output import Exit, Result, exact_size, note_rows, path_line, plural, row, size, some
+from .page.checkpoint_map import checkpoint_page
+from .page.document import file_row, maybe_file
 from .survey import (
-    MTP,
+    MARKS,
     LayerFacts,
     count_kinds,
     geometry_json,
@@ -29,12 +30,6 @@ from .survey import (
 Fact = TypeVar("Fact")
 Sums = dict[str, dict[str, int]]  # dtype to its tensors and bytes
 
-_MARKS: Final = {
-    AttnBlockKind.KDA.value: "K",
-    AttnBlockKind.DSA.value: "D",
-    MTP: "M",
-    AttnBlockKind.UNKNOWN.value: "?",
-}
 _STRIP_COLUMNS: Final = 80
 _STRIP_LAYERS_MAX: Final = 4 * _STRIP_COLUMNS
 _ITEMS_MAX: Final = 6
@@ -43,25 +38,36 @@ _ITEMS_MAX: Final = 6
 def add_parser(commands: Commands[Parser]) -> None:
     """Add `inspect` to the subcommands."""
     summary = "tell what a checkpoint holds, on one screen"
-    add_path(add_command(commands, "inspect", summary, example="GLM-5.3-Flash", run=_run))
+    parser = add_command(commands, "inspect", summary, example="GLM-5.3-Flash", run=_run)
+    add_path(parser)
+    page = parser.add_argument(
+        "--html", metavar="FILE", help="draw it too, as a page for a browser, in this new file"
+    )
+    names_files(page)
 
 
 def _run(arguments: Namespace) -> Result:
-    return inspect_path(arguments.path)
+    return inspect_path(arguments.path, html=arguments.html)
 
 
-def inspect_path(path: str) -> Result:
+def inspect_path(path: str, *, html: str | None = None) -> Result:
     """Tell what the checkpoint at `path` holds; raises what `open_checkpoint` does.
+
+    With `html` it is drawn as a page too, in a new file of that name; raises `PathError`, before it
+    looks at anything, where that cannot be made.
 
     The facts: `path`, `shards` (file, tensors, bytes), `tensors`, `tensor_bytes`, `file_bytes`,
     `prefix`, `geometry`, `layers` (how many of each kind), `layer_details` (index, kind, family,
     is_mtp, is_broken_kda, kda_bytes, kda_shards), `kda_bytes`, `dtypes` (tensors and bytes of
-    each), `other_dtypes` (the same without the KDA tensors of KDA layers) and `notes`. What is not
-    known is null or empty, and a note says why.
+    each), `other_dtypes` (the same without the KDA tensors of KDA layers), `notes` and `html` (the
+    file of the page, null without). What is not known is null or empty, and a note says why.
     """
-    with open_checkpoint(path) as checkpoint:
+    with maybe_file(html) as page, open_checkpoint(path) as checkpoint:
         known = _look(checkpoint)
-        return Result(Exit.DONE, _facts(checkpoint, known), _lines(checkpoint, known))
+        facts = {**_facts(checkpoint, known), "html": html}
+        if page is not None:
+            page.finish(checkpoint_page(checkpoint, known.layers, facts))
+        return Result(Exit.DONE, facts, [*_lines(checkpoint, known), *file_row("page", html)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +228,7 @@ def _spanning_text(layer: LayerFacts, files: list[str]) -> str:
 
 def _strip(layers: Sequence[LayerFacts]) -> Iterator[str]:
     """A mark for each layer number, 80 to a line under a ruler; `.` where there is no layer."""
-    marks = {int(layer.index): _MARKS[layer.label] for layer in layers}
+    marks = {int(layer.index): MARKS[layer.label] for layer in layers}
     end = max((number + 1 for number in marks if number < _STRIP_LAYERS_MAX), default=0)
     text = "".join(marks.get(number, ".") for number in range(end))
     for begin in range(0, end, _STRIP_COLUMNS):

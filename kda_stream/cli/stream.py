@@ -15,8 +15,9 @@ from ..staging.locking import LOCK_POLICIES, LockPolicy, LockReport
 from ..staging.reading import READ_PATHS, RESIDENCIES, ReadPath, Residency
 from ..staging.residency import MemoryUse, memory_use
 from ..stream import KdaLayer, KdaLayerStream, StreamReport, stream_kda_layers
-from .arguments import Commands, Parser, add_command, add_family, add_path
+from .arguments import Commands, Parser, add_command, add_family, add_path, names_files
 from .output import Exit, Result, exact_size, path_line, plural, row, size
+from .page.stream_report import StreamRecord
 from .progress import Figures, Progress
 
 Watch = Callable[[KdaLayer, KdaLayerStream], None]
@@ -64,6 +65,13 @@ def add_parser(commands: Commands[Parser]) -> None:
         metavar="BYTES",
         help="begin each tensor at a multiple of this (default: as far into a page as in its file)",
     )
+    page = parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="draw how it went, as a page for a browser, in this new file: rate, memory, page "
+        "cache, each layer's time",
+    )
+    names_files(page)
 
 
 def _layer_numbers(text: str) -> tuple[int, ...]:
@@ -85,6 +93,7 @@ def _run(arguments: Namespace) -> Result:
             read=arguments.read,
             residency=arguments.residency,
             alignment=arguments.alignment,
+            report=arguments.report,
         )
 
 
@@ -100,19 +109,24 @@ def stream_path(
     read: ReadPath = "auto",
     residency: Residency = "auto",
     alignment: int | None = None,
+    report: str | None = None,
 ) -> Result:
     """Stream the KDA layers of the checkpoint at `path`; `watch` is shown each of them.
 
     `progress` is told behind each of them how far that is.
 
+    With `report` memory and page cache are sampled meanwhile, and how it went is drawn as a page,
+    in a new file of that name; raises `PathError`, before it opens anything, where that cannot be
+    made.
+
     The facts: `path`, `layers` (how many), `layer_numbers` (in order), `families` (of how many
     layers each), `bytes`, `seconds`, `bytes_per_second`, `reads` (how many layers by the way they
     were read), `notes`, `slots`, `slot_bytes`, `peak_anonymous_bytes` (the most resident at any
     layer), `peak_resident_bytes` (the most of any kind at any time; both null where the system does
-    not count them) and `lock` (as `LockReport`, of locking alone). Raises what `open_checkpoint`,
-    `stream_kda_layers` and the stream do.
+    not count them), `lock` (as `LockReport`, of locking alone) and `report` (the file of the page,
+    null without). Raises what `open_checkpoint`, `stream_kda_layers` and the stream do.
     """
-    with open_checkpoint(path) as checkpoint:
+    with StreamRecord(report) as record, open_checkpoint(path) as checkpoint:
         stream = stream_kda_layers(
             checkpoint,
             family=family,
@@ -126,8 +140,9 @@ def stream_path(
         bytes_total = _bytes_of(checkpoint, stream.layers)
         anonymous_bytes = memory_use().anonymous_bytes
         families: Counter[str] = Counter()
-        with stream:
+        with record.sampling(checkpoint, stream.layers), stream:
             for layer in stream:
+                record.add(layer, stream)
                 if watch is not None:
                     watch(layer, stream)
                 if progress is not None:
@@ -135,8 +150,8 @@ def stream_path(
                 families[layer.report.family] += 1
                 if anonymous_bytes is not None:
                     anonymous_bytes = max(anonymous_bytes, memory_use().anonymous_bytes or 0)
-            report = stream.report
-        return _told(path, stream.layers, families, report, anonymous_bytes)
+            streamed = stream.report
+        return record.told(_told(path, stream.layers, families, streamed, anonymous_bytes))
 
 
 def _bytes_of(checkpoint: Checkpoint, layers: Sequence[LayerIndex]) -> int:

@@ -17,6 +17,13 @@ from ..kda.families import FAMILIES
 
 MTP: Final = "MTP"
 LABELS: Final = (*(kind.value for kind in AttnBlockKind), MTP)
+MARKS: Final = {
+    AttnBlockKind.KDA.value: "K",
+    AttnBlockKind.DSA.value: "D",
+    MTP: "M",
+    AttnBlockKind.UNKNOWN.value: "?",
+}
+"""The letter that stands for each label in a strip of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +82,7 @@ def _facts(checkpoint: Checkpoint, index: LayerIndex) -> LayerFacts:
     kind = classify_attn_block(names, FAMILIES)
     if kind is not AttnBlockKind.KDA:
         return LayerFacts(index, kind, None, is_broken_kda_block(names), (), 0, ())
-    known = {name for family in FAMILIES for name in family.names}
-    full = tuple(source.prefix + name for name in names if name in known)
+    full = kda_tensors(source)
     return LayerFacts(
         index,
         kind,
@@ -86,6 +92,12 @@ def _facts(checkpoint: Checkpoint, index: LayerIndex) -> LayerFacts:
         sum(checkpoint.info(name).nbytes for name in full),
         tuple(sorted({checkpoint.shard_of(name).file_name for name in full})),
     )
+
+
+def kda_tensors(source: LayerSource) -> tuple[str, ...]:
+    """The full names of the layer's tensors that a KDA block of some family has."""
+    known = {name for family in FAMILIES for name in family.names}
+    return tuple(source.prefix + name for name in source.names() if name in known)
 
 
 def _family_name(source: LayerSource) -> str | None:

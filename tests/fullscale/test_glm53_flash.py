@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.html_pages import read_page
 
 from kda_stream import KDA_TENSORS, open_checkpoint, stream_kda_layers
 
@@ -58,6 +59,19 @@ def test_verify_finds_62_shards_34_kda_11_dsa_1_mtp_and_no_problem(checkpoint_pa
     assert answer["layers"] == {"KDA": 34, "DSA": 11, "UNKNOWN": 0, "MTP": 1}
     assert answer["problems"] == []
     assert answer["notes"] == []
+
+
+def test_the_whole_checkpoint_is_a_page_of_less_than_a_megabyte(
+    checkpoint_path: Path, tmp_path: Path
+) -> None:
+    answer = command_json("inspect", str(checkpoint_path), "--html", str(tmp_path / "page.html"))
+    assert answer["tensors"] == 76_108
+    page = read_page(tmp_path / "page.html")
+    assert len(page.source) < 1_000_000
+    assert len(page.rows("shards")) == 62
+    assert sum(int(row[3]) for row in page.rows("layers")) == 34 * SLOT_BYTES
+    pieces = page.root.one("ol", class_="map").all("title")
+    assert 34 <= len(pieces) <= 4 * 34
 
 
 def test_every_layer_streams_within_two_slots_and_64_mib(checkpoint_path: Path) -> None:
