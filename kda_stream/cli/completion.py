@@ -11,12 +11,18 @@ from .arguments import FILES, FOLDERS, NAMES, Commands, Parser, add_command
 from .output import Exit, Result
 
 _SHELLS: Final = ("bash", "zsh", "tcsh")
+_WHERE_TO: Final = """
+in ~/.bashrc:                 eval "$(kda-stream completion bash)"
+in ~/.zshrc, after compinit:  eval "$(kda-stream completion zsh)"
+once, for ~/.tcshrc:          kda-stream completion tcsh > ~/.kda-stream.tcsh
+in ~/.tcshrc:                 source ~/.kda-stream.tcsh"""
 
 
 def add_parser(commands: Commands[Parser]) -> None:
     """Add `completion` to the subcommands."""
     summary = "print a script that completes this command line in a shell"
     parser = add_command(commands, "completion", summary, example="bash", run=_run)
+    parser.description = f"{parser.description}\n{_WHERE_TO}"
     parser.add_argument(
         "shell",
         metavar="SHELL",

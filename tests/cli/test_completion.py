@@ -106,10 +106,14 @@ def test_zsh_finds_no_fault_in_it(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "_kda-stream"
     path.write_text(run("completion", "zsh").stdout)
     assert path.read_text().startswith("#compdef kda-stream")
-    load = f"autoload -U compinit; compinit -u -d {tmp_path}/dump; source {path}"
-    for command in ([zsh, "-n", str(path)], [zsh, "-f", "-c", load]):
+    begin = f"autoload -U compinit; compinit -u -d {tmp_path}/dump"
+    load = f'{begin}; eval "$(cat {path})"; print $_comps[kda-stream]'
+    for command, said in (
+        ([zsh, "-n", str(path)], ""),
+        ([zsh, "-f", "-c", load], "_shtab_kda_stream\n"),
+    ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
 def test_tcsh_finds_no_fault_in_it(run: Run, tmp_path: Path) -> None:
