@@ -91,7 +91,7 @@ def test_the_wheel_holds_the_package_and_no_source_or_test(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names_in(wheel)}
     assert tops == {"kda_stream", "kda_stream-0.1.0.dist-info"}
     suffixes = {Path(name).suffix for name in names_in(wheel) if name.startswith("kda_stream/")}
-    assert suffixes <= {".json", ".py", ".so", ".typed"}
+    assert suffixes <= {".css", ".js", ".json", ".py", ".so", ".typed"}
 
 
 def test_the_wheel_holds_the_schema_of_what_the_command_prints(wheel: Path) -> None:

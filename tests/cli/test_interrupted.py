@@ -338,9 +338,13 @@ def test_called_from_python_it_gives_the_status_back(here: Path) -> None:
     script = """
 import os, sys, threading, time, signal
 from kda_stream.cli import main
+def is_shard(descriptor):
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").endswith(".safetensors")
+    except OSError:
+        return False
 def later():
-    while not any(os.path.exists(f"/proc/self/fd/{n}") and
-                  os.readlink(f"/proc/self/fd/{n}").endswith(".safetensors") for n in range(3, 40)):
+    while not any(map(is_shard, range(3, 40))):
         time.sleep(0.01)
     time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGINT)

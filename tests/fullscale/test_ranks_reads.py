@@ -52,11 +52,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_rank_reads_its_own_bytes_and_o_proj_whole(
     folder: Path, run_python: RunPython, size: int, rank: str
 ) -> None:
-    """Within 5 %; `o_proj`, whose columns lie apart by less than a read costs, once a host."""
+    """Within 5 %; `o_proj`, whose columns lie apart by less than a read costs, once a host.
+
+    What was read ahead with the header is not read again: a tenth of the smallest part.
+    """
     cool(shard_path(folder, 0))
     number = 0 if rank == "first" else size - 1
     path, read, nbytes, o_proj = run_python(STREAM, folder, number, size)
     if path != "direct":
         pytest.skip(f"the layer was read by the way {path!r} here")
     own = nbytes - o_proj
-    assert 0.95 * own <= read - size * o_proj <= 1.05 * own
+    assert 0.9 * own <= read - size * o_proj <= 1.05 * own
