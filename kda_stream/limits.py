@@ -56,7 +56,7 @@ FAULT_AROUND_BYTES: Final = 65536
 """How far around a touched page the kernel maps what is cached; fault_around_bytes of Linux."""
 
 HUGE_PAGE_BYTES: Final = 2 * 1024**2
-"""The border that slots begin at, so that the kernel can give them huge pages."""
+"""The border that an arena begins at, so that the kernel can give them huge pages."""
 
 SLOTS_MAX: Final = 64
 """The most slots of one arena: more cannot help a stream, and a typo would lock all memory."""
