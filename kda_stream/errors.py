@@ -110,7 +110,7 @@ def _rebuilt(
 
 
 class PathError(KdaStreamError, OSError):
-    """A path that cannot be read: absent, not a regular file, not permitted."""
+    """A path that cannot be read or written: absent, no regular file, too large, not permitted."""
 
 
 class PathMissingError(PathError, FileNotFoundError):
