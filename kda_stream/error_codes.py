@@ -30,8 +30,8 @@ class ErrorCode(str, Enum):
     disk that fails; `got` is its reason. Do: change that, or raise `ulimit -n`. `PathError`."""
 
     PATH_NOT_WRITABLE = "path-not-writable"
-    """A manifest cannot be written. Likely: the folder is missing, full or read-only. Do: name a
-    file in another one. `PathError`."""
+    """A manifest, a page or a test's shard cannot be written. Likely: a file of that name is there,
+    or the folder is missing, full or read-only. Do: name another file. `PathError`."""
 
     FILE_TOO_LARGE = "file-too-large"
     """An index, a config or a manifest is longer than any real one. Likely: another file stands
@@ -227,12 +227,12 @@ class ErrorCode(str, Enum):
     such layers. Do: fetch the right one. `ConfigError`."""
 
     CONFIG_VALUE = "config-value"
-    """An extent is no positive integer. Likely: a config that was edited. Do: fetch it again.
-    `ConfigError`."""
+    """An extent, or the count of layers, is no positive integer. Likely: a config that was edited.
+    Do: fetch it again. `ConfigError`."""
 
     CONFIG_CONTRADICTION = "config-contradiction"
-    """The config gives one extent twice, with different values. Likely: it was edited in one place.
-    Do: find out which one the weights were made with. `ConfigError`."""
+    """The config gives an extent or the count of layers twice, with different values. Likely: it
+    was edited in one place. Do: find out which one the weights were made with. `ConfigError`."""
 
     CONFIG_LAYERS = "config-layers"
     """The config lists other KDA layers than the names show; the names decide. Likely: another

@@ -110,7 +110,7 @@ def _rebuilt(
 
 
 class PathError(KdaStreamError, OSError):
-    """A path that cannot be read: absent, not a regular file, not permitted."""
+    """A path that cannot be read or written: absent, no regular file, too large, not permitted."""
 
 
 class PathMissingError(PathError, FileNotFoundError):
@@ -142,7 +142,7 @@ class NotFoundError(KdaStreamError, KeyError):
 
 
 class ConfigError(KdaStreamError, ValueError):
-    """A config.json that lacks or contradicts the geometry of its KDA layers."""
+    """A config.json that is missing, no JSON, or at odds with itself or with the layers."""
 
 
 class BindError(KdaStreamError, ValueError):
@@ -150,6 +150,7 @@ class BindError(KdaStreamError, ValueError):
 
     Each problem is a `kda_stream.BindProblem`. `looks_like` says what the layer is, when it is a
     known thing, and what to do about it; it is part of the hint.
+    With the code `model-differs` it is a model that cannot take a layer, and `problems` is empty.
     """
 
     problems: tuple[Any, ...] = ()
@@ -184,15 +185,15 @@ class MemoryRefusedError(KdaStreamError, MemoryError):
 
 
 class SlotError(KdaStreamError, RuntimeError):
-    """A slot that is not free, or is too small for the layer."""
+    """A slot that is not free, not claimed, or too small for the layer."""
 
 
 class StreamError(KdaStreamError, RuntimeError):
-    """A stream used in a way that would hand out overwritten weights."""
+    """A stream that would hand out overwritten weights as it is used, or that cannot go on."""
 
 
 class ClosedError(KdaStreamError, ValueError):
-    """A checkpoint or an arena that is used after `close()`."""
+    """What is used after it was closed or given back; also a copy that was stopped."""
 
 
 class InUseError(KdaStreamError, BufferError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 HEADER_BYTES_MAX: Final = 100_000_000
-"""The longest header read by default: the safetensors package's own cap. An option raises it."""
+"""The longest header read: the safetensors package's own cap. `header_bytes_max` raises it."""
 
 INDEX_BYTES_MAX: Final = 512 * 1024**2
 """The longest index read. 497,220 tensors (Kimi-K3) take about 60 MB."""
@@ -56,13 +56,13 @@ FAULT_AROUND_BYTES: Final = 65536
 """How far around a touched page the kernel maps what is cached; fault_around_bytes of Linux."""
 
 HUGE_PAGE_BYTES: Final = 2 * 1024**2
-"""The border that slots begin at, so that the kernel can give them huge pages."""
+"""The border that an arena begins at, so that the kernel can give them huge pages."""
 
 SLOTS_MAX: Final = 64
 """The most slots of one arena: more cannot help a stream, and a typo would lock all memory."""
 
 WEIGHTS_SLOT_BYTES: Final = 64 * 1024**2
-"""The slots that all weights pass through: some of the longest reads, and most tensors."""
+"""The slots that all weights pass through: room for most tensors; `slot_bytes` changes it."""
 
 GAP_BYTES_MAX: Final = 65536
 """How much between two wanted tensors is read along: less than what a second read would cost."""

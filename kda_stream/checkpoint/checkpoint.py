@@ -179,7 +179,7 @@ class Checkpoint(Closing):
 
     @property
     def shards(self) -> Mapping[str, Shard]:
-        """The shards by file name, in the index's order; looking one up checks it if need be."""
+        """The shards by file name, in the order of these; looking one up checks it if need be."""
         return self._shards
 
     @property

@@ -27,7 +27,7 @@ from .shard import Shard, open_shard
 
 
 class Shards(Mapping[str, Shard]):
-    """The shards by file name, in the index's order; looking one up checks it, if none has yet.
+    """The shards by file name, in the order of these; looking one up checks it, if none has yet.
 
     A lookup raises `PathError`, `HeaderError` or `ShardIndexError` when the shard is at fault, then
     and each time again, and `ClosedError` when the checkpoint was closed before it. Which files
@@ -76,7 +76,7 @@ class Shards(Mapping[str, Shard]):
 
     @property
     def checked(self) -> tuple[Shard, ...]:
-        """The shards that were checked, in the index's order."""
+        """The shards that were checked, in the order of their file names."""
         checked = self._checked.copy()
         return tuple(checked[file] for file in self if file in checked)
 

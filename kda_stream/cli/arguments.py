@@ -19,8 +19,8 @@ exit status:
   1    a finding: verify: any problem in the files, a broken or missing shard too;
        stream: a layer or a config that it refuses
   2    wrong usage: an unknown option, a layer that the checkpoint lacks
-  3    cannot read: no such path, no permission; inspect and stream: a broken or missing
-       shard or index, failing payload, refused memory
+  3    cannot read: no such path, no permission, a file that cannot be written, refused
+       memory; all but verify: a broken or missing shard or index, failing payload
   130  interrupted
   141  the reader of the output went away
 """

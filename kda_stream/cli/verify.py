@@ -71,7 +71,7 @@ def add_parser(commands: Commands[Parser]) -> None:
     manifest = parser.add_argument(
         "--manifest",
         metavar="FILE",
-        help="with --payload: compare each tensor's sha256 with FILE, or write them to it when "
+        help="implies --payload: compare each tensor's sha256 with FILE, or write them to it when "
         "it is not there yet",
     )
     names_files(manifest)
