@@ -15,6 +15,7 @@ import torch
 from kda_stream import (
     BindError,
     Checkpoint,
+    KdaConfig,
     KdaLayer,
     KdaStreamError,
     MappingSource,
@@ -24,7 +25,6 @@ from kda_stream import (
     open_checkpoint,
     stream_kda_layers,
 )
-from kda_stream.selection import config_of
 
 Model = dict[str, torch.Tensor]
 
@@ -77,7 +77,7 @@ def check_again(checkpoint: Checkpoint) -> None:
     source = checkpoint.layer(stream_kda_layers(checkpoint, family="auto").layers[0])
     held = {f"{source.prefix}{name}": source.get(name) for name in source.names()}
     report = check_kda_weights(
-        config_of(checkpoint),
+        KdaConfig.from_json(checkpoint.config or {}),
         source.index,
         MappingSource(held, prefix=source.prefix),
         family="auto",

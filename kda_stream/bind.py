@@ -204,7 +204,8 @@ def bind_kda_weights(
     load's size is left of the memory, by the machine's and the control groups' count.
     `alignment` is a power of two, up to 4096, that each tensor's address is a multiple of. With
     None a tensor lies as far into a page as in its file, so that it is read in place, and the
-    report says what that comes to.
+    report says what that comes to. With `copy=False` there is no `alignment`, and `read` and
+    `residency` are for the little that is copied.
     `between` is called now and then during the copy; what it raises ends it.
 
     Returns the weights, lent until they are released (see `KdaWeights.release`), and the report.
@@ -233,6 +234,14 @@ def bind_kda_weights(
             hint="make the arena with PinnedArena(kda_slot_bytes(config, family))",
         )
     require_alignment(alignment)
+    if not copy and alignment is not None:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "what is not copied lies where it is",
+            expected="no alignment beside copy=False",
+            got=f"alignment={alignment}",
+            hint="leave one of the two out",
+        )
     block = check_kda_block(config, layer_idx, source, family)
     choice = ReadChoice(read, residency, block.nbytes, between=between)
     if not copy:
@@ -377,7 +386,8 @@ def _bind_views(
     lease, read = _fill_slot(into, layout.end, made, layout, block, choice)
     tensors.update({field.name: _bound(field, lease, layout) for field in made})
     names = " and ".join(field.name for field in made)
-    view = ReadReport("view", f"all but {names} is left where it is; {names}: {read.path}")
+    reason = f"all but {names} is left where it is; {names}: {read.path}"
+    view = ReadReport("view", reason, read.residency, notes=read.notes)
     return _weights(tensors, lease), _report(block, view, lease.slot.report)
 
 

@@ -183,5 +183,5 @@ def refuse_writing(path: str, reason: str | None) -> NoReturn:
         "it cannot be written",
         path=path,
         got=reason,
-        hint="name a file in a folder that is there, with room, and that you may write to",
+        hint="name a new file in a folder that is there, with room, and that you may write to",
     ) from None

@@ -10,6 +10,7 @@ from .errors import BindError, CheckpointError, ConfigError, ErrorCode
 from .kda.check import CheckedBlock, FamilyChoice, check_kda_block, joint_refusal
 from .kda.classify import is_kda_block
 from .kda.config import KdaConfig
+from .kda.families import FAMILIES
 from .kda.source import KdaTensorSource
 from .kda.tensor_parallel import KdaShardedSource, KdaTpPlan
 from .require import require_items
@@ -54,16 +55,18 @@ def all_checked(
     return blocks
 
 
-def kda_layers(checkpoint: Checkpoint) -> tuple[LayerIndex, ...]:
+def kda_layers(checkpoint: Checkpoint, family: FamilyChoice = "auto") -> tuple[LayerIndex, ...]:
     """The layers of the decoder that have KDA tensors, in numeric order, MTP layers left out.
 
+    Those of every known family, and of `family`, which may be the caller's own.
     A layer that has lost some of its KDA tensors is among them, so that it is refused rather than
     skipped. Raises `CheckpointError` when there is none.
     """
+    families = FAMILIES if family == "auto" or family in FAMILIES else (*FAMILIES, family)
     chosen = tuple(
         index
         for index in checkpoint.layers()
-        if not index.is_mtp and is_kda_block(checkpoint.layer(index).names())
+        if not index.is_mtp and is_kda_block(checkpoint.layer(index).names(), families)
     )
     if not chosen:
         raise CheckpointError(

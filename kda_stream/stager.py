@@ -24,13 +24,32 @@ Item = TypeVar("Item")
 Staged = TypeVar("Staged")
 
 
+class Stopwatch:
+    """How long a stream has run: `seconds` since it was made, until its end."""
+
+    def __init__(self) -> None:
+        self._began_seconds = time.monotonic()
+        self._ended_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made; after `stop`, until then."""
+        ended = time.monotonic() if self._ended_seconds is None else self._ended_seconds
+        return ended - self._began_seconds
+
+    def stop(self) -> None:
+        """Let `seconds` be what they are now. Again: no effect."""
+        if self._ended_seconds is None:
+            self._ended_seconds = time.monotonic()
+
+
 class Stager(Generic[Item, Staged]):
     """What passes between a stream and its thread. The thread holds this, and not the stream.
 
     `fill` makes of an item what the stream is handed: it gets a slot by `free_slot`, and brings in
-    by `choice`; None from it ends the staging. No lock is in here that Ctrl-C could leave locked:
-    plain attributes and a queue that serves as a bell. `_ended` is set by the thread, `_stop` by
-    the stream.
+    by `choice`; None from it ends the staging. `watch` stops when nothing more comes. No lock is in
+    here that Ctrl-C could leave locked: plain attributes and a queue that serves as a bell.
+    `_ended` is set by the thread, `_stop` by the stream.
     """
 
     def __init__(
@@ -39,7 +58,9 @@ class Stager(Generic[Item, Staged]):
         fill: Callable[[Item, Stager[Item, Staged]], Staged | None],
         arena: PinnedArena,
         choice: ReadChoice,
+        watch: Stopwatch,
     ) -> None:
+        self.watch = watch
         self.staged: deque[Staged] = deque()
         self.failure: BaseException | None = None
         self._is_ended_by_other = False
@@ -85,6 +106,7 @@ class Stager(Generic[Item, Staged]):
                 while_waiting()
             self.wait_for_bell()
         if not self.staged:
+            self.watch.stop()
             failure = self.take_failure()
             try:
                 raise StopIteration if failure is None else failure
@@ -117,6 +139,7 @@ class Stager(Generic[Item, Staged]):
         self._end()
 
     def _end(self) -> None:
+        self.watch.stop()
         self._stop.set()
         self.arena.wake()
         while not self.ended:

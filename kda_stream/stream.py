@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,14 +23,16 @@ from .errors import (
     ArgumentError,
     ErrorCode,
     StreamError,
+    shown,
 )
 from .kda.check import CheckedBlock, FamilyChoice
 from .kda.config import KdaConfig
 from .kda.families import GLM5_NEXT
 from .kda.tensor_parallel import KdaTpPlan
 from .layout import fields_of, kda_slot_bytes, require_alignment, slot_bytes_for
+from .limits import KEPT_SECONDS
 from .selection import all_checked, checked_in_turn, config_of, indices_of, kda_layers
-from .stager import Stager, no_thread
+from .stager import Stager, Stopwatch, no_thread
 from .staging.arena import PinnedArena, require_arena_arguments
 from .staging.locking import LockPolicy, LockReport
 from .staging.reading import ReadChoice, ReadPath, Residency, require_read_choice
@@ -55,8 +56,10 @@ class KdaLayer:
     def hold(self) -> KdaLayer:
         """Keep the slot over the stream's next steps, until `release`; from any thread.
 
-        While every slot is held the stream waits for one. Raises `StreamError` when the slot was
-        given back before.
+        While every slot is held the stream waits for one, however long, and after `KEPT_SECONDS`
+        logs that it does: release in another thread, or have a free slot. A held layer of which
+        nothing is left (neither it nor its weights) is released by that. Raises `StreamError` when
+        the slot was given back before.
         """
         if not self.weights.lease.hold():
             raise StreamError(
@@ -83,9 +86,9 @@ class KdaLayer:
 class StreamReport:
     """What a stream has handed out so far.
 
-    `layers` and `bytes` of weights; `seconds` since the stream began; `slots` of `slot_bytes`;
-    `reads` counts the layers by the way that they were brought in, and `notes` tell what could not
-    be had of it (see `ReadReport`); `lock` tells of the slots' memory.
+    `layers` and `bytes` of weights; `seconds` from the stream's beginning to its end; `slots` of
+    `slot_bytes`; `reads` counts the layers by the way that they were brought in, and `notes` tell
+    what could not be had of it (see `ReadReport`); `lock` tells of the slots' memory.
     """
 
     layers: int
@@ -132,8 +135,8 @@ class KdaLayerStream(Closing):
         self._stager: _LayerStager | None = None
         self._process = os.getpid()
         self._current: KdaLayer | None = None
+        self._has_told = False
         self._past: list[weakref.ref[KdaLayer]] = []
-        self._began_seconds = 0.0
         self._handed_out = 0
         self._bytes = 0
         self._reads: Counter[str] = Counter()
@@ -144,12 +147,12 @@ class KdaLayerStream(Closing):
             self._refuse_misuse(
                 "the stream was entered before", "make another one for a second pass"
             )
-        self._began_seconds = time.monotonic()
+        watch = Stopwatch()
         arena = PinnedArena(
             self._slot_bytes, slots=self._slots, lock=self._lock_policy, register=self._register
         )
         fill = partial(_bind_next, self._config, self._alignment)
-        self._stager = Stager(self._blocks, fill, arena, self._choice)
+        self._stager = Stager(self._blocks, fill, arena, self._choice, watch)
         self._checkpoint.add_reader(self._stager)
         try:
             self._stager.start(self)
@@ -168,7 +171,8 @@ class KdaLayerStream(Closing):
     def __next__(self) -> KdaLayer:
         stager = self._entered()
         self._give_back_current()
-        layer = self._current = KdaLayer(*stager.next_staged())
+        tell_if_held = partial(self._tell_if_held, stager, Stopwatch())
+        layer = self._current = KdaLayer(*stager.next_staged(tell_if_held))
         self._handed_out += 1
         self._bytes += layer.report.bytes
         self._reads[layer.report.read.path] += 1
@@ -186,7 +190,7 @@ class KdaLayerStream(Closing):
         return StreamReport(
             layers=self._handed_out,
             bytes=self._bytes,
-            seconds=time.monotonic() - self._began_seconds,
+            seconds=stager.watch.seconds,
             slots=self._slots,
             slot_bytes=self._slot_bytes,
             reads=dict(self._reads),
@@ -242,6 +246,20 @@ class KdaLayerStream(Closing):
         if layer is not None and layer.weights.lease.release_unless_held():
             self._past.append(weakref.ref(layer))
         self._current = None
+
+    def _tell_if_held(self, stager: _LayerStager, waited: Stopwatch) -> None:
+        """Log, once, that the next layer waits for nothing but layers that are held."""
+        if self._has_told or not stager.is_waiting or waited.seconds < KEPT_SECONDS:
+            return
+        import logging  # for this alone
+
+        self._has_told = True
+        logging.getLogger("kda_stream").warning(
+            "%s: every slot has been held for %g s, and the next layer waits: release() a layer, "
+            "in another thread than the loop's, or take more slots",
+            shown(self._checkpoint.path),
+            KEPT_SECONDS,
+        )
 
     def _refuse_collecting(self) -> NoReturn:
         self._refuse_misuse(
@@ -310,7 +328,7 @@ def stream_kda_layers(
     require_arena_arguments(slot_bytes, slots, lock)
     if layers is None:
         checkpoint.require_every_layer()
-    chosen = kda_layers(checkpoint) if layers is None else indices_of(checkpoint, layers)
+    chosen = kda_layers(checkpoint, family) if layers is None else indices_of(checkpoint, layers)
     if checkpoint.is_checked:
         checked = all_checked(geometry, checkpoint, chosen, family, plan)
         if checked:

@@ -20,7 +20,7 @@ from .kda.source import RawTensor, files_of
 from .limits import COLLECT_SECONDS, KEPT_SECONDS, LAYOUT_BYTES, WEIGHTS_SLOT_BYTES
 from .packing import LARGES, ORDERS, Batch, Large, Order, Part, batches
 from .require import require_choice, require_items
-from .stager import Stager, no_thread
+from .stager import Stager, Stopwatch, no_thread
 from .staging.arena import (
     Lease,
     PinnedArena,
@@ -180,7 +180,6 @@ class WeightStream(Closing):
         self._is_closed = False
         self._kept_since: float | None = None
         self._collected_at = 0.0
-        self._began_seconds = 0.0
         self._tensors = 0
         self._bytes = 0
         self._reads: Counter[str] = Counter()
@@ -232,7 +231,7 @@ class WeightStream(Closing):
         return WeightsReport(
             tensors=self._tensors,
             bytes=self._bytes,
-            seconds=time.monotonic() - self._began_seconds if stager else 0.0,
+            seconds=stager.watch.seconds if stager else 0.0,
             slots=self._slots,
             slot_bytes=self._slot_bytes,
             reads=dict(self._reads),
@@ -270,12 +269,12 @@ class WeightStream(Closing):
             )
         stager = self._stager
         if stager is None:
-            self._began_seconds = time.monotonic()
+            watch = Stopwatch()
             # With a page more than what is packed, so that all can lie as in its file.
             slot_bytes, register = self._slot_bytes + LAYOUT_BYTES, self._register
             arena = PinnedArena(slot_bytes, slots=self._slots, lock=self._lock, register=register)
             self._filling = _Filling(self._lock, register)
-            stager = self._stager = Stager(self._batches, self._filling, arena, self._choice)
+            stager = self._stager = Stager(self._batches, self._filling, arena, self._choice, watch)
             self._checkpoint.add_reader(stager)
             try:
                 stager.start(self)

@@ -13,7 +13,7 @@ from ..errors import ArgumentError, BindError, ErrorCode, listed, shown
 from ..limits import PROBLEMS_SHOWN_MAX
 from .classify import AttnBlockKind, classify_attn_block
 from .config import KdaConfig, require_config
-from .diagnosis import what_it_looks_like
+from .diagnosis import prefix_left_on, what_it_looks_like
 from .families import BLOCKS, FAMILIES, KDA_SIGNS
 from .family import KdaFamily
 from .geometry import StoredGeometry, stored_geometry
@@ -368,7 +368,11 @@ def _refusal(
         if other is not family and not layer.problems(other, config, layer_idx, BLOCKS)
     ]
     wrong = [problem.tensor for problem in problems if problem.kind is ProblemKind.DTYPE]
-    looks = None if is_dsa else what_it_looks_like(layer.tensors, others, wrong)
+    looks = what_it_looks_like(layer.tensors, others, wrong)
+    if is_dsa:
+        looks = "leave the layer out: only KDA layers are bound"
+    elif not layer.tensors:
+        looks = prefix_left_on(layer.names, (*KDA_SIGNS, *family.signs))
     return _bind_error(what, path, problems, looks)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import Final
 
-from .families import FAMILIES, GLM5_NEXT, KDA_SIGNS
+from .families import FAMILIES, GLM5_NEXT
 from .family import KdaFamily
 from .tensors import DSA_MARKERS
 
@@ -42,16 +42,19 @@ def classify_attn_block(
     return AttnBlockKind.UNKNOWN
 
 
-def is_broken_kda_block(names: Collection[str]) -> bool:
-    """Whether a block of no family has names that only a KDA block has.
+def is_broken_kda_block(names: Collection[str], families: Collection[KdaFamily] = FAMILIES) -> bool:
+    """Whether a block of none of the `families` has names that only a KDA block has.
 
     That is a KDA layer which lost tensors, or is stored in a way that is not known. It must be
     refused, not skipped: its weights would stay whatever memory held.
     """
-    kind = classify_attn_block(names, FAMILIES)
-    return kind is AttnBlockKind.UNKNOWN and not set(names).isdisjoint(KDA_SIGNS)
+    if classify_attn_block(names, families) is not AttnBlockKind.UNKNOWN:
+        return False
+    present = set(names)
+    return any(not present.isdisjoint(family.signs) for family in families)
 
 
-def is_kda_block(names: Collection[str]) -> bool:
-    """Whether the block is, or ought to be, a KDA block of any family."""
-    return classify_attn_block(names, FAMILIES) is AttnBlockKind.KDA or is_broken_kda_block(names)
+def is_kda_block(names: Collection[str], families: Collection[KdaFamily] = FAMILIES) -> bool:
+    """Whether the block is, or ought to be, a KDA block of one of the `families`."""
+    is_whole = classify_attn_block(names, families) is AttnBlockKind.KDA
+    return is_whole or is_broken_kda_block(names, families)

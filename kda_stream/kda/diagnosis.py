@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
+from ..errors import shown
 from .family import KdaFamily
 from .source import RawTensor
 
@@ -29,6 +30,19 @@ def what_it_looks_like(
             return text
     wrong = {name: tensor for name, tensor in tensors.items() if name in wrong_dtypes}
     return _CAST if _has_a_log_in_bf16(wrong) else None
+
+
+def prefix_left_on(names: Collection[str], signs: Sequence[str]) -> str | None:
+    """Where names end as those of a KDA block do: what stands before, and how to take it off."""
+    ends = tuple(f".{sign}" for sign in signs)
+    name = next((name for name in names if name.endswith(ends)), None)
+    if name is None:
+        return None
+    before = max(name.removesuffix(sign) for sign in signs if name.endswith(f".{sign}"))
+    return (
+        f"the names are not those within a layer: {shown(before)} stands before them, which "
+        "MappingSource(tensors, prefix=...) takes off"
+    )
 
 
 def _said_of_conv(tensors: Tensors) -> str:

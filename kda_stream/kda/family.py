@@ -42,7 +42,8 @@ class KdaFamily:
     of the block begin with, and `prefixes` what was seen before a layer's number. `tensors` is the
     table. `decay_is_bounded`: whether the model computes its decay with a lower bound.
     `index_base` is 0 or 1: what the config's lists of layers count from. `unverified` says which of
-    these are not verified of a published file, and from where they are.
+    these are not verified of a published file, and from where they are. Raises `ArgumentError` for
+    a table that is that of no KDA block.
     """
 
     name: str
@@ -57,6 +58,11 @@ class KdaFamily:
     names: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.index_base not in (0, 1):
+            self._refuse(self.name, "an index_base of 0 or 1")
+        prefixes: object = self.prefixes
+        if not isinstance(prefixes, tuple) or not all(p.endswith(".") for p in self.prefixes):
+            self._refuse(self.name, 'prefixes such as ("model.layers.",), the last dot too')
         found: dict[str, list[TensorSpec]] = {name: [] for name in FIELDS}
         for spec in self.tensors:
             name = field_name(self.leaf(spec))

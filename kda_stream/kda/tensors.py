@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from ..dtypes import DTYPE_BITS, KdaDtype
+from ..errors import ArgumentError, ErrorCode, in_words
 from .config import KdaConfig
 
 ATTENTION_PREFIX: Final = "self_attn."
 _OF_HEADS: Final = ("heads", "qkv_dim")
+_EXTENTS: Final = ("hidden", "heads", "head_dim", "conv_kernel", "qkv_dim", "conv_dim")
+"""The attributes of `KdaConfig` that a dimension may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class TensorSpec:
     `name` is layer-relative; each of `dims` is a number, the name of a `KdaConfig` attribute, or a
     `Padded` one. `dtype` is the one it must have; where that is not verified of published files,
     `also` names others that are accepted, and `unverified` says what is not known, and from where
-    the rest is.
+    the rest is. Raises `ArgumentError` for dims and dtypes of another kind.
     """
 
     name: str
@@ -42,6 +45,24 @@ class TensorSpec:
     dims: tuple[Dim, ...]
     also: tuple[KdaDtype, ...] = ()
     unverified: str = ""
+
+    def __post_init__(self) -> None:
+        dims: object = self.dims
+        dtypes: object = self.also
+        if not isinstance(dtypes, tuple) or not all(map(_is_dtype, (self.dtype, *dtypes))):
+            self._refuse("a KdaDtype, and others in a tuple", (self.dtype, dtypes))
+        if not isinstance(dims, tuple) or not all(map(_is_dim, dims)):
+            self._refuse(f"a tuple of counts, Padded, or {', '.join(_EXTENTS)}", dims)
+
+    def _refuse(self, expected: str, got: object) -> NoReturn:
+        raise ArgumentError(
+            ErrorCode.ARGUMENT,
+            "no tensor is described so",
+            tensor=in_words(self.name),
+            expected=expected,
+            got=in_words(got, repr),
+            hint="write it as the entries of KDA_TENSORS are",
+        )
 
     @property
     def dtypes(self) -> tuple[KdaDtype, ...]:
@@ -72,6 +93,20 @@ class TensorSpec:
         stored = math.prod(self.expected_shape(config))
         counted = (extent(counted_dim(dim), config) for dim in self.dims)
         return stored - math.prod(counted)
+
+
+def _is_dtype(dtype: object) -> bool:
+    return isinstance(dtype, KdaDtype)
+
+
+def _is_dim(dim: object) -> bool:
+    if isinstance(dim, Padded):
+        return dim.dim in _EXTENTS and _is_count(dim.multiple)
+    return _is_count(dim) or dim in _EXTENTS
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
 
 
 def counted_dim(dim: Dim) -> int | str:
