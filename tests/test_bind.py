@@ -1374,3 +1374,18 @@ def test_too_many_open_files_are_told_as_what_they_are(
                 print(json.dumps([error.code.value, error.got]))
     """
     assert run_python(script, written.folder) == ["payload-open", os.strerror(errno.EMFILE)]
+
+
+def test_an_alignment_of_what_is_not_copied_is_refused(
+    config: KdaConfig, checkpoint: Checkpoint
+) -> None:
+    with pytest.raises(ArgumentError, match=r"lies where it is: .* got alignment=256"):
+        bind_kda_weights(config, 0, checkpoint.layer(0), copy=False, alignment=256)
+
+
+def test_without_a_copy_the_report_tells_how_the_little_that_is_copied_was_read(
+    config: KdaConfig, checkpoint: Checkpoint
+) -> None:
+    source = checkpoint.layer(0)
+    _, report = bind_kda_weights(config, 0, source, copy=False, residency="drop")
+    assert (report.read.path, report.read.residency) == ("view", "drop")

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from support.checkpoints import (
 )
 
 from kda_stream import (
+    GLM5_NEXT,
     ArgumentError,
     BindError,
     Checkpoint,
@@ -40,6 +42,7 @@ from kda_stream import (
     KdaConfig,
     KdaLayer,
     KdaStreamError,
+    KdaTpPlan,
     NotFoundError,
     PayloadError,
     ProblemKind,
@@ -1098,3 +1101,94 @@ stream.close()
     for key in ("threads", "descriptors", "locked"):
         assert left[key] == before[key], key
     assert space < 128 * 1024**2, "the slot is still there"
+
+
+# The caller's own family -------------------------------------------------------------------------
+
+
+def test_a_stream_finds_the_layers_of_a_family_of_ones_own(
+    tmp_path: Path, config: KdaConfig
+) -> None:
+    """Its block's name is that of no known one."""
+
+    def renamed(tensors: dict[str, Stored]) -> None:
+        for name in list(tensors):
+            tensors[name.replace(".self_attn.", ".mixer.")] = tensors.pop(name)
+
+    write_checkpoint(tmp_path, change=renamed)
+    mine = replace(
+        GLM5_NEXT,
+        name="MINE",
+        block="mixer.",
+        tensors=tuple(
+            replace(spec, name=spec.name.replace("self_attn.", "mixer."))
+            for spec in GLM5_NEXT.tensors
+        ),
+    )
+    with open_checkpoint(tmp_path) as checkpoint:
+        with stream_kda_layers(checkpoint, family=mine) as stream:
+            assert [layer.index for layer in stream] == KDA_LAYERS
+        plan = KdaTpPlan(config, 0, 3, mine)
+        assert list(stream_kda_layers(checkpoint, plan=plan).layers) == KDA_LAYERS
+        with pytest.raises(CheckpointError, match="no layer of the checkpoint is a KDA layer"):
+            stream_kda_layers(checkpoint)
+
+
+def test_a_broken_layer_of_a_family_of_ones_own_is_refused_and_not_passed_over(
+    tmp_path: Path,
+) -> None:
+    def renamed(tensors: dict[str, Stored]) -> None:
+        for name in list(tensors):
+            tensor = tensors.pop(name)
+            if not name.endswith("layers.1.self_attn.o_proj.weight"):
+                tensors[name.replace(".self_attn.", ".mixer.")] = tensor
+
+    write_checkpoint(tmp_path, change=renamed)
+    mine = replace(
+        GLM5_NEXT,
+        name="MINE",
+        block="mixer.",
+        tensors=tuple(
+            replace(spec, name=spec.name.replace("self_attn.", "mixer."))
+            for spec in GLM5_NEXT.tensors
+        ),
+    )
+    with (
+        open_checkpoint(tmp_path) as checkpoint,
+        pytest.raises(BindError, match=r"layer 1 .* mixer.o_proj.weight"),
+    ):
+        stream_kda_layers(checkpoint, family=mine)
+
+
+# The clock ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["at its end", "closed"])
+def test_the_seconds_of_a_report_stop_with_the_stream(checkpoint: Checkpoint, how: str) -> None:
+    with stream_kda_layers(checkpoint) as stream:
+        next(stream)
+        if how == "at its end":
+            for _ in stream:
+                pass
+            ended = stream.report.seconds
+            time.sleep(0.05)
+            assert stream.report.seconds == ended
+    ended = stream.report.seconds
+    time.sleep(0.05)
+    assert stream.report.seconds == ended > 0
+
+
+def test_a_stream_that_waits_for_held_layers_alone_logs_so_once(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kda_stream.stream.KEPT_SECONDS", 0.1)
+    with stream_kda_layers(checkpoint, slots=2) as stream:
+        held = [next(stream).hold(), next(stream).hold()]
+        releaser = threading.Timer(1.0, held[0].release)
+        releaser.start()
+        assert next(stream).index == 2
+        releaser.join()
+    (record,) = caplog.records
+    assert record.name == "kda_stream"
+    assert "every slot has been held for 0.1 s" in record.getMessage()
+    assert checkpoint.path in record.getMessage()

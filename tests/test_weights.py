@@ -701,3 +701,12 @@ def test_a_checkpoint_of_kda_layers_comes_as_its_files_hold_it(tmp_path: Path) -
     with open_checkpoint(tmp_path) as checkpoint:
         expected = {name: bytes(checkpoint.tensor(name).data) for name in checkpoint}
         assert {n: bytes(t.data) for n, t in iter_weights(checkpoint, order="layer")} == expected
+
+
+def test_the_seconds_of_a_report_stop_with_the_stream(checkpoint: Checkpoint) -> None:
+    with iter_weights(checkpoint) as stream:
+        for _ in stream:
+            pass
+        ended = stream.report.seconds
+        time.sleep(0.05)
+        assert stream.report.seconds == ended > 0

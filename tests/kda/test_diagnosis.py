@@ -27,6 +27,7 @@ import kda_stream
 from kda_stream import (
     BindError,
     KdaFamily,
+    MappingSource,
     bind_kda_weights,
     check_kda_weights,
     open_checkpoint,
@@ -377,3 +378,14 @@ def test_a_block_that_is_accepted_is_not_judged_by_its_looks() -> None:
     bind_kda_weights(kda_config(UNEVEN), 0, source, family=kda_stream.KIMI_LINEAR)[0].release()
     source.drop("self_attn.o_norm.weight")
     assert refusal(source, KIMI_LINEAR).looks_like is None
+
+
+def test_names_with_something_before_them_are_told_what_to_take_off() -> None:
+    whole = GLM5_NEXT.source(UNEVEN)
+    before = "model.layers.0."
+    source = MappingSource({before + name: whole.get(name) for name in whole.names()})
+    said = looks(source)  # type: ignore[arg-type]
+    assert said.startswith(f"the names are not those within a layer: {before} stands before them")
+    assert "MappingSource(tensors, prefix=...)" in said
+    fitting = MappingSource({before + n: whole.get(n) for n in whole.names()}, prefix=before)
+    bind_kda_weights(kda_config(UNEVEN), 4, fitting)[0].release()

@@ -6,6 +6,7 @@ import itertools
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import RunPython
@@ -485,3 +486,36 @@ def test_a_family_cannot_be_changed() -> None:
 def test_a_table_that_is_of_no_kda_block_is_refused(tensors: list[TensorSpec]) -> None:
     with pytest.raises(ArgumentError):
         replace(GLM5_NEXT, tensors=tuple(tensors))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dims": ("hiden",)},
+        {"dims": "hidden"},
+        {"dims": ["hidden"]},
+        {"dims": (2.5,)},
+        {"dims": (-3,)},
+        {"dims": (True,)},
+        {"dims": (Padded("hiden", 2),)},
+        {"dims": (Padded("heads", 0),)},
+        {"dtype": "F32"},
+        {"also": ("F32",)},
+        {"also": KdaDtype.F32},
+    ],
+    ids=str,
+)
+def test_an_entry_of_a_table_that_describes_no_tensor_is_refused(entry: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="no tensor is described so") as caught:
+        replace(KDA_TENSORS[0], **entry)
+    assert caught.value.tensor == KDA_TENSORS[0].name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"index_base": 7}, {"prefixes": ("model.layers",)}, {"prefixes": "model.layers."}],
+    ids=str,
+)
+def test_an_index_base_and_prefixes_of_another_kind_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="the table is that of no KDA block"):
+        replace(GLM5_NEXT, **changes)
