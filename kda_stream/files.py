@@ -84,6 +84,8 @@ def refuse_path(path: str, error: OSError | ValueError) -> NoReturn:
     hint = "check the path and its permissions"
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "raise the limit on open files (ulimit -n), or close some"
+    elif isinstance(error, OSError) and error.errno == errno.ELOOP:
+        hint = "the link points to itself: fetch the file again"
     raise PathError(
         ErrorCode.PATH_NOT_READABLE, "it cannot be read", path=path, got=reason, hint=hint
     ) from None

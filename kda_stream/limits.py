@@ -23,7 +23,11 @@ LAYER_DIGITS_MAX: Final = 100
 """The most digits of a layer's number: a longer one is no number, and Python will not read it."""
 
 SLOT_ALIGNMENT_BYTES: Final = 256
-"""Where a tensor may start in a slot: the alignment of CUDA allocations, which kernels rely on."""
+"""Where that starts in a slot which does not lie as in its file: the alignment of CUDA allocations.
+
+It holds for joined convolutions, for all that `copy=False` copies, for rows of a rank's part that
+lie apart, for tensors from memory, and for one at an odd offset of its file. Where all others
+start, `alignment=` says."""
 
 LAYOUT_BYTES: Final = 4096
 """What a tensor's places in file and slot agree modulo: the page, and the block of every disk."""

@@ -43,9 +43,11 @@ _LayerStager = Stager[CheckedBlock, _Bound]
 
 
 class KdaLayer:
-    """One staged layer: `index`, `weights` and `report`.
+    """One staged layer.
 
-    Its slot is lent until the stream's next step; after `hold`, until `release`.
+    `index` is its number (a `LayerIndex`, which is an int), `weights` are its `KdaWeights`, and
+    `report` is the `KdaBindReport` of its bind. Its slot is lent until the
+    stream's next step; after `hold`, until `release`.
     """
 
     def __init__(self, weights: KdaWeights, report: KdaBindReport) -> None:

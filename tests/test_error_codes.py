@@ -419,7 +419,7 @@ def test_layers_two_prefixes(told: Told, tmp_path: Path) -> None:
     shard = write_shard(tmp_path / SHARD, dict.fromkeys(names, b"1"))
     with (
         open_checkpoint(shard) as checkpoint,
-        told(ValueError, path=shard, expected="one prefix", got="draft.layers.N. (1 layers) and"),
+        told(ValueError, path=shard, expected="one prefix", got="draft.layers.N. (1 layer) and"),
     ):
         checkpoint.layers()
 

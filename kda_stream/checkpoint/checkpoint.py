@@ -41,7 +41,8 @@ class OpenReport:
     """What is known of a checkpoint beside its tensors; of every shard unless some are unchecked.
 
     `shards_checked` is less than `shards` only under `verify="needed"`. `tensor_bytes` and
-    `file_bytes` are None until every shard is checked, and `unlisted` is of the checked ones.
+    `file_bytes` are ints, and None until every shard is checked (typed so that who checks them all
+    need not ask); `unlisted` is of the checked ones.
 
     `unlisted` are (tensor, shard file) that a shard holds and the index does not place there: no
     part of the checkpoint. `ignored_files` are safetensors files in the folder that the index does

@@ -163,7 +163,13 @@ def _kind_bytes(columns: Columns, kind: int, path: object) -> int:
     if width is None:
         known = "one of " + ", ".join(DTYPE_BITS)
         raise _kind_error(
-            ErrorCode.DTYPE_UNKNOWN, "its dtype is unknown", columns, kind, path, known, dtype
+            ErrorCode.DTYPE_UNKNOWN,
+            "its dtype is unknown",
+            columns,
+            kind,
+            path,
+            known,
+            dtype or '""',
         )
     bits = 1
     for factor in (*shape, width):

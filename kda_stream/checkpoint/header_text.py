@@ -65,7 +65,9 @@ def read_columns(text: bytes, path: object) -> Columns:
             path=path,
             expected="'{'",
             got=repr(decoded[:1]),
-            hint="the format forbids white space and byte-order marks before it",
+            hint="the format forbids white space and byte-order marks before it"
+            if decoded.lstrip("\ufeff \t\r\n").startswith("{")
+            else "the header must be an object: fetch the file again",
         )
     body = decoded.rstrip(" ")
     if not body.endswith("}") and body.rstrip(_OTHER_PADDING).endswith("}"):
@@ -197,7 +199,7 @@ def _checked_entry(name: str, entry: Any, path: object) -> tuple[Kind, int, int]
             name,
             path,
             "data_offsets, dtype, shape",
-            ", ".join(sorted(entry)),
+            ", ".join(key or '""' for key in sorted(entry)) or "no key",
         )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):

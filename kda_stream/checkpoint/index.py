@@ -83,15 +83,7 @@ def _json_index(text: bytes, path: object) -> Index:
             hint="readers disagree on which counts: write the index again",
         ) from None
     except (ValueError, RecursionError) as error:
-        seen = foreign_kind(text[:SNIFF_BYTES], json_expected=True)
-        got, hint = seen or (str(error), "the file is damaged or no index: fetch it again")
-        raise ShardIndexError(
-            ErrorCode.INDEX_NOT_JSON,
-            "the index is not valid JSON",
-            path=path,
-            got=got,
-            hint=hint,
-        ) from None
+        raise _not_json(text, error, path) from None
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ShardIndexError(
@@ -117,6 +109,19 @@ def _json_index(text: bytes, path: object) -> Index:
             )
         shard_tensors[shard] += 1
     return Index(weight_map, shard_tensors, _total_size(document))
+
+
+def _not_json(text: bytes, error: ValueError | RecursionError, path: object) -> ShardIndexError:
+    """The error for a text that `parse_json` does not take."""
+    seen = foreign_kind(text[:SNIFF_BYTES], json_expected=True)
+    got: str | None
+    got, hint = seen or (str(error), "the file is damaged or no index: fetch it again")
+    what = "the index is not valid JSON"
+    if not text.strip():
+        what, got = "the index is empty", None
+    elif isinstance(error, RecursionError):
+        what, got = "the index is nested too deeply", None
+    return ShardIndexError(ErrorCode.INDEX_NOT_JSON, what, path=path, got=got, hint=hint)
 
 
 def _is_plain_file_name(name: Any) -> bool:

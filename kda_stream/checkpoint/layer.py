@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -136,9 +136,13 @@ def _decoder_prefix(found: Mapping[str, Mapping[int, list[str]]], path: object) 
         "the names show more than one decoder",
         path=path,
         expected="one prefix",
-        got=" and ".join(f"{prefix}N. ({len(found[prefix])} layers)" for prefix in candidates),
+        got=" and ".join(f"{prefix}N. ({_layers(found[prefix])})" for prefix in candidates),
         hint="two models were saved into one checkpoint: separate them",
     )
+
+
+def _layers(numbers: Sized) -> str:
+    return "1 layer" if len(numbers) == 1 else f"{len(numbers)} layers"
 
 
 def _has_any(prefix: str, layers: Mapping[int, list[str]], marks: tuple[str, ...]) -> bool:

@@ -33,7 +33,10 @@ def iter_torch_weights(
     """`iter_weights` as torch tensors on the CPU, without a copy, each of them whole.
 
     A tensor is lent, and stays right for as long as it is kept: see `WeightStream`. Options and
-    errors are those of `iter_weights`; `ArgumentError` too for a dtype that torch does not have.
+    errors are those of `iter_weights`; `ArgumentError` too for a dtype that torch does not have:
+    F6_E2M3 and F6_E3M2, and with a torch that is older than they are F4, F8_E8M0 and U16 to U64.
+    F4 comes as torch's pairs, so the last extent is halved. The iterator has no report: where that
+    is wanted, take `iter_weights`, whose stream has it.
 
     Example: `model.load_weights(iter_torch_weights(checkpoint))`.
     """

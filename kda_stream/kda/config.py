@@ -25,6 +25,13 @@ SPELLINGS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "conv_kernel": (("linear_attn_config", "short_conv_kernel_size"), ("linear_conv_kernel_dim",)),
 }
 
+_WORDS: Final = {
+    "hidden": "hidden size",
+    "heads": "heads",
+    "head_dim": "head dim",
+    "conv_kernel": "conv kernel",
+}
+
 # In the published files of Ling-3.0, whose KDA layers have the heads of all attention. Elsewhere
 # these keys are those of another attention, so they count beside this sign only, and only where
 # none of the spellings above is given.
@@ -132,7 +139,7 @@ def _geometry(config: Mapping[str, Any], name: str, path: object) -> int:
     if value is None:
         raise ConfigError(
             ErrorCode.CONFIG_KEY_MISSING,
-            f"the config does not give the {name} of its KDA layers",
+            f"the config does not give the {_WORDS[name]} of its KDA layers",
             path=path,
             expected=" or ".join(".".join(keys) for keys in spellings),
             hint="is this the config.json of a model with KDA layers?",

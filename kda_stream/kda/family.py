@@ -39,11 +39,12 @@ class KdaFamily:
     """A family of checkpoints: exactly these tensors, and what their bytes do not tell.
 
     `name` is what the constant is called, `about` the models; `block` what the layer-relative names
-    of the block begin with, and `prefixes` what was seen before a layer's number. `tensors` is the
-    table. `decay_is_bounded`: whether the model computes its decay with a lower bound.
-    `index_base` is 0 or 1: what the config's lists of layers count from. `unverified` says which of
-    these are not verified of a published file, and from where they are. Raises `ArgumentError` for
-    a table that is that of no KDA block.
+    of the block begin with. `prefixes` are what was seen before a layer's number in the models'
+    files: they are told in the reference, and `write_replica` names tensors by the first; layers
+    are found under any prefix. `tensors` is the table. `decay_is_bounded`: whether the model
+    computes its decay with a lower bound. `index_base` is 0 or 1: what the config's lists of layers
+    count from. `unverified` says which of these are not verified of a published file, and from
+    where they are. Raises `ArgumentError` for a table that is that of no KDA block.
     """
 
     name: str

@@ -72,6 +72,9 @@ class RawTensor:
     checkpoint is closed. Of a part along an inner axis the bytes are `rows` that lie apart, from
     the place's or the memory's start on; `rows` is None for all others.
 
+    Unlike a `BoundTensor` it has a `dtype` that is a str, and no `numpy()`, `torch()` or DLPack: it
+    may be of any dtype of the format. `iter_torch_weights` gives torch tensors.
+
     Example: `RawTensor("F32", (2,), bytes(8))`.
     """
 

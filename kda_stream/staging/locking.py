@@ -24,7 +24,8 @@ class LockReport:
 
     `policy` is what was asked for, `wanted_bytes` the arena's size, `locked_bytes` what is locked
     of it (all or nothing), `locked_before_bytes` what the process had locked already, `limit_bytes`
-    the limit (None: no limit), `refusal` why locking was refused, or None. `registered` tells
+    the limit, RLIMIT_MEMLOCK (None: no limit), which does not hold for a process with the
+    capability CAP_IPC_LOCK; `refusal` is why locking was refused, or None. `registered` tells
     whether a driver has all of it, `registration_refusal` why not; None where it was not asked for.
     """
 

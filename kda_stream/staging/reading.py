@@ -88,12 +88,14 @@ class ReadReport:
     """How the payload of a layer was brought in.
 
     `path` is "mapped" (copied out of the mapped file), "positional" (read through the page cache),
-    "direct" (read past it), "memory" (the source's own), "view" (left in the map) or "none";
-    `reason` says why. `residency` is "keep" or "drop", None where no file was read.
+    "direct" (read past it), "memory" (copied from the source's own), "view" (left where it is, in
+    the map or in the caller's memory) or "none"; `reason` says why. `residency` is "keep" or
+    "drop", None where no file was read.
     `cached_before_bytes` of the payload were in the page cache, from samples where the kernel does
     not count (files of others); None where it does not say at all.
     `alignment_bytes` is the power of two that every tensor's address is a multiple of, at most
-    4096. `notes` tell what was asked for and could not be had.
+    4096; None for "view" and "none", and for what `iter_weights` reads. `notes` tell what was
+    asked for and could not be had.
     """
 
     path: str

@@ -170,7 +170,7 @@ def test_kda_layers_under_two_prefixes_are_refused_and_both_are_named(
     (error,) = ran.errors
     assert "the names show more than one decoder: expected one prefix, got " in error
     assert f"{LAYOUT.prefix}N. (8 layers)" in error
-    assert "draft.layers.N. (1 layers)" in error
+    assert "draft.layers.N. (1 layer)" in error
 
 
 def test_other_layers_under_a_second_prefix_are_not_the_decoder_s(

@@ -210,6 +210,27 @@ def test_its_config_alone_is_refused_where_it_is_what_is_broken(
     assert error.code is (Code.PATH_MISSING if broken is Broken.CONFIG_MISSING else broken.code)
 
 
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (Broken.ENTRY_EMPTY, "expected data_offsets, dtype, shape, got no key"),
+        (Broken.DTYPE_EMPTY, ', U64, got ""'),
+        (Broken.HEADER_A_LIST, "the header must be an object"),
+        (Broken.HEADER_SPACE_BEFORE, "the format forbids white space"),
+        (Broken.INDEX_EMPTY, "the index is empty ("),
+        (Broken.INDEX_NESTED_DEEPLY, "the index is nested too deeply ("),
+        (Broken.CONFIG_WITHOUT_HIDDEN, "does not give the hidden size of its KDA layers"),
+        (Broken.NAMES_OF_TWO_DECODERS, "layers.N. (9 layers) and "),
+        (Broken.NAMES_OF_TWO_DECODERS, "layers.N. (1 layer)"),
+        (Broken.FILE_LINK_TO_ITSELF, "the link points to itself"),
+    ],
+)
+def test_its_error_says_in_words_what_is_wrong(broken: Broken, words: str, tmp_path: Path) -> None:
+    error = refused(DOORS["stream"], write_broken_checkpoint(tmp_path / "broken", broken))
+    assert error is not None
+    assert words in str(error)
+
+
 @every_kind
 def test_one_file_is_broken_and_all_else_is_as_in_the_sound_checkpoint(
     broken: Broken, tmp_path: Path
