@@ -208,6 +208,13 @@ def test_data_can_be_seen_as_an_array_without_a_copy(config: KdaConfig, source: 
     assert not a_log.flags.writeable
 
 
+def test_an_alignment_of_what_is_not_copied_is_refused(
+    config: KdaConfig, source: DictSource
+) -> None:
+    with pytest.raises(ArgumentError, match="what is not copied lies where it is"):
+        bind_kda_weights(config, 0, source, copy=False, alignment=256)
+
+
 @pytest.mark.parametrize(
     "geometry",
     [(24, 3, 5, 3), (8, 1, 1, 1), (64, 4, 16, 4), (1, 1, 1, 1), (7, 5, 3, 2)],

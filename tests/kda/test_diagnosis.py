@@ -365,6 +365,15 @@ def test_of_what_is_no_known_thing_nothing_is_said(change: Change) -> None:
     assert refusal(source).looks_like is None
 
 
+def test_names_with_a_prefix_left_on_are_told_to_have_it() -> None:
+    source = GLM5_NEXT.source(UNEVEN)
+    source.tensors = {f"model.layers.0.{name}": held for name, held in source.tensors.items()}
+    said = refusal(source).looks_like
+    assert said is not None
+    assert "model.layers.0. stands before them" in said
+    assert "MappingSource(tensors, prefix=...)" in said
+
+
 def test_a_kernel_of_one_does_not_look_transposed() -> None:
     source = GLM5_NEXT.source(FLAT)
     source.drop("self_attn.dt_bias")

@@ -6,6 +6,7 @@ import itertools
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import RunPython
@@ -485,3 +486,19 @@ def test_a_family_cannot_be_changed() -> None:
 def test_a_table_that_is_of_no_kda_block_is_refused(tensors: list[TensorSpec]) -> None:
     with pytest.raises(ArgumentError):
         replace(GLM5_NEXT, tensors=tuple(tensors))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"index_base": 2}, "an index_base of 0 or 1"),
+        ({"prefixes": "model.layers."}, "the last dot too"),
+        ({"prefixes": ("model.layers",)}, "the last dot too"),
+    ],
+)
+def test_what_no_config_or_name_can_have_is_refused_in_a_family(
+    change: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ArgumentError) as refusal:
+        replace(GLM5_NEXT, **change)
+    assert expected in str(refusal.value.expected)

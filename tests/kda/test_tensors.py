@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from kda_stream import DSA_MARKERS, KDA_TENSORS, KdaConfig, KdaDtype, TensorSpec
+from kda_stream import DSA_MARKERS, KDA_TENSORS, ArgumentError, KdaConfig, KdaDtype, TensorSpec
 from kda_stream.kda.tensors import Padded
 
 GLM_CONFIG = KdaConfig(hidden=4096, heads=64, head_dim=128, conv_kernel=4)
@@ -148,3 +150,21 @@ def test_a_padded_dimension_is_stored_as_a_multiple(heads: int, multiple: int, s
     assert spec.expected_bytes(config) == 4 * stored
     assert spec.tail(config) == stored - heads
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "BF16"},
+        {"also": ("F32",)},
+        {"also": [KdaDtype.F32]},
+        {"dims": ["heads"]},
+        {"dims": ("head",)},
+        {"dims": (0,)},
+        {"dims": (Padded("head", 128),)},
+    ],
+    ids=str,
+)
+def test_a_tensor_that_cannot_be_described_so_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="no tensor is described so"):
+        replace(KDA_TENSORS[0], **change)
