@@ -134,7 +134,7 @@ class NewFile:
         self.path = path
         folder, name = os.path.split(path)
         if not name or os.path.lexists(path):
-            refuse_writing(path, os.strerror(errno.EEXIST if name else errno.EINVAL))
+            refuse_writing(path, os.strerror(errno.EEXIST if name else errno.EINVAL), _NAME_A_NEW)
         if len(os.fsencode(name)) > _NAME_BYTES_MAX:
             refuse_writing(path, os.strerror(errno.ENAMETOOLONG))
         try:
@@ -178,12 +178,16 @@ def umask() -> int:
     return mask
 
 
-def refuse_writing(path: str, reason: str | None) -> NoReturn:
+_NAME_A_NEW: Final = "name a file that is not there yet, or take that one away first"
+_NAME_ANOTHER: Final = "name a file in a folder that is there, with room, and that you may write to"
+
+
+def refuse_writing(path: str, reason: str | None, hint: str = _NAME_ANOTHER) -> NoReturn:
     """Raise the `PathError` for a file that cannot be written."""
     raise PathError(
         ErrorCode.PATH_NOT_WRITABLE,
         "it cannot be written",
         path=path,
         got=reason,
-        hint="name a new file in a folder that is there, with room, and that you may write to",
+        hint=hint,
     ) from None

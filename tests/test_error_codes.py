@@ -723,7 +723,7 @@ def test_manifest_invalid(told: Told, one_layer: Written) -> None:
 
 def test_manifest_tensors(told: Told, tmp_path: Path) -> None:
     shard, manifest = written_as(tmp_path, GOOD_SHARD), tmp_path / "manifest.json"
-    verify_path(str(shard), payload=True, manifest=str(manifest))
+    verify_path(str(shard), write_manifest=str(manifest))
     document = json.loads(manifest.read_text())
     document["tensors"]["lost"] = document["tensors"]["a"]
     manifest.write_text(json.dumps(document))
@@ -736,7 +736,7 @@ def test_manifest_tensors(told: Told, tmp_path: Path) -> None:
 def test_path_not_writable(told: Told, one_layer: Written) -> None:
     manifest = one_layer.folder / "gone" / "manifest.json"
     with told(OSError, path=manifest, got=os.strerror(errno.ENOENT)):
-        verify_path(str(one_layer.folder), payload=True, manifest=str(manifest))
+        verify_path(str(one_layer.folder), write_manifest=str(manifest))
 
 
 def test_map_refused(told: Told, one_layer: Written) -> None:
@@ -1197,8 +1197,8 @@ def in_a_config(folder: Path, name: str) -> Iterator[str]:
 
 def in_a_manifest(folder: Path, name: str) -> Iterator[str]:
     shard, manifest = write_shard(folder / SHARD, {name: b"1"}), folder / "manifest.json"
-    check = partial(verify_path, str(shard), payload=True, manifest=str(manifest))
-    yield from check().lines  # which writes it
+    yield from verify_path(str(shard), write_manifest=str(manifest)).lines
+    check = partial(verify_path, str(shard), manifest=str(manifest))
     document = json.loads(manifest.read_text())
     entry = document["tensors"].pop(name)
     for tensors in ({name: {**entry, "shape": [name]}}, {name: {**entry, "sha256": name}}):

@@ -68,13 +68,14 @@ def add_parser(commands: Commands[Parser]) -> None:
         help="read all payload once: files named by their sha256 must have it, KDA tensors must "
         "hold no NaN and no infinity, nor zeros alone, and zeros where they are padded",
     )
-    manifest = parser.add_argument(
-        "--manifest",
-        metavar="FILE",
-        help="implies --payload: compare each tensor's sha256 with FILE, or write them to it when "
-        "it is not there yet",
-    )
-    names_files(manifest)
+    manifests = parser.add_mutually_exclusive_group()
+    for option, does in (
+        ("--manifest", "compare each tensor's sha256 with those in FILE"),
+        ("--write-manifest", "write each tensor's sha256 to FILE, which must be new"),
+    ):
+        names_files(
+            manifests.add_argument(option, metavar="FILE", help=f"implies --payload: {does}")
+        )
 
 
 def _run(arguments: Namespace) -> Result:
@@ -84,6 +85,7 @@ def _run(arguments: Namespace) -> Result:
             family=arguments.family,
             payload=arguments.payload,
             manifest=arguments.manifest,
+            write_manifest=arguments.write_manifest,
             watch=progress.show,
         )
 
@@ -94,13 +96,14 @@ def verify_path(
     family: FamilyChoice = GLM5_NEXT,
     payload: bool = False,
     manifest: str | None = None,
+    write_manifest: str | None = None,
     watch: Watch | None = None,
 ) -> Result:
     """Check headers, index, config and the bind of each KDA layer; never raises for a bad file.
 
-    With `payload` also all bytes, and with `manifest` against that file, which is written where it
-    is not there; `watch` is told how far that is. Raises `PathError` and `ManifestError` for a
-    manifest that cannot be read or written.
+    With `payload` also all bytes; with `manifest` against that file, with `write_manifest` into
+    that new one; `watch` is told how far that is. Raises `PathError` and `ManifestError` for a
+    manifest that cannot be read or written, before anything else is done.
 
     The facts: `path`, `sound`, and, once headers and index hold, `shards` (how many), `tensors`,
     `tensor_bytes`, `layers` (how many of each kind), `geometry`, `kda_layers_bound` (how many would
@@ -109,37 +112,36 @@ def verify_path(
     "written", "not written" or "compared") and `notes`. Every problem is in the result.
     """
     with ExitStack() as opened:
-        target = None if manifest is None else _Manifest.at(manifest, opened)
+        listed = None if manifest is None else _Listed.at(manifest)
+        new = None if write_manifest is None else opened.enter_context(NewFile(write_manifest))
         try:
             checkpoint = opened.enter_context(open_checkpoint(path))
         except KdaStreamError as error:
             return _not_opened(path, parts(error))
         checked = _check(checkpoint, family)
-        if payload or target is not None:
-            _check_payload(checkpoint, checked, target, watch)
+        if payload or listed is not None or new is not None:
+            _check_payload(checkpoint, checked, listed, new, watch)
         return _told(checkpoint, checked)
 
 
 @dataclass(frozen=True, slots=True)
-class _Manifest:
-    """The manifest at `path`: what it lists, or the file that is to become it."""
+class _Listed:
+    """The manifest at `path`, and what it lists."""
 
     path: str
-    listed: dict[str, ManifestEntry] | None
-    new: NewFile | None
+    entries: dict[str, ManifestEntry]
 
     @classmethod
-    def at(cls, path: str, opened: ExitStack) -> _Manifest:
-        if os.path.exists(path):
-            text = read_small_file(path, MANIFEST_BYTES_MAX)
-            return cls(path, parse_manifest(text, path=path), None)
-        return cls(path, None, opened.enter_context(NewFile(path)))
+    def at(cls, path: str) -> _Listed:
+        text = read_small_file(path, MANIFEST_BYTES_MAX)
+        return cls(path, parse_manifest(text, path=path))
 
 
 def _check_payload(
     checkpoint: Checkpoint,
     checked: _Checked,
-    manifest: _Manifest | None,
+    listed: _Listed | None,
+    new: NewFile | None,
     watch: Watch | None,
 ) -> None:
     began_seconds = time.monotonic()
@@ -148,26 +150,25 @@ def _check_payload(
         if watch is not None:
             watch(Figures(done, total, time.monotonic() - began_seconds))
 
-    report = check_payload(checkpoint, digests=manifest is not None, progress=progress)
+    digests = listed is not None or new is not None
+    report = check_payload(checkpoint, digests=digests, progress=progress)
     checked.payload = report
     checked.problems += report.problems
-    if manifest is None:
-        return
-    if manifest.listed is not None:
+    if listed is not None:
         checked.manifest = "compared"
         shards = {name: checkpoint.shard_of(name).path for name in checkpoint}
-        checked.problems += manifest_problems(
-            manifest.listed, report.tensors, shards, manifest.path
-        )
+        checked.problems += manifest_problems(listed.entries, report.tensors, shards, listed.path)
+    elif new is None:
+        return
     elif not all(isinstance(problem, PayloadValueError) for problem in report.problems):
         checked.manifest = "not written"
         checked.notes.append("no manifest was written: not all payload is what it must be")
-    elif manifest.new is not None:
+    else:
         checked.manifest = "written"
-        manifest.new.finish(manifest_text(report.tensors).encode())
+        new.finish(manifest_text(report.tensors).encode())
         checked.notes.append(
-            f"the manifest was not there, so nothing was compared with it: the digests of "
-            f"{plural(len(report.tensors), 'tensor')} were written to {path_line(manifest.path)}"
+            f"the digests of {plural(len(report.tensors), 'tensor')} were written to "
+            f"{path_line(new.path)}, and compared with nothing"
         )
 
 

@@ -23,13 +23,13 @@ from support.terminals import OnTerminal, launched, shards_are_open, spying, wit
 WIDE = Geometry(hidden=2048, heads=32, head_dim=128, conv_kernel=4)  # 75 MB a layer
 LONG = {
     "stream": ("stream", "long", "--layers", ",".join(["0,1,2,4,5,6"] * 400)),
-    "verify": ("verify", "long", "--manifest", "sums.json"),
+    "verify": ("verify", "long", "--write-manifest", "sums.json"),
     "diff": ("diff", "long", "long", "--payload"),
 }
 EACH = {
     "inspect": ("inspect", "small"),
     "verify": ("verify", "small", "--payload"),
-    "verify --manifest": ("verify", "small", "--manifest", "small-sums.json"),
+    "verify --write-manifest": ("verify", "small", "--write-manifest", "small-sums.json"),
     "stream": ("stream", "small"),
     "diff": ("diff", "small", "small", "--payload"),
     "demo": ("demo",),

@@ -28,7 +28,7 @@ SHORT = {
 }
 LONG = {
     "stream": ("stream", "long", "--layers", ",".join(["0,1,2,4,5,6"] * 400)),
-    "verify": ("verify", "long", "--payload", "--manifest", "sums.json"),
+    "verify": ("verify", "long", "--payload", "--write-manifest", "sums.json"),
     "diff": ("diff", "long", "long", "--payload"),
 }
 # "3 of 34 layers" or "3/34 layers"; "1.2 of 9.4 GB" or "1.2 GB of 9.4 GB"; "2.0 GB/s"

@@ -64,7 +64,7 @@ def test_padding_that_is_not_zeros_is_found_where_metadata_shows_nothing(
     assert run("verify", folder, "--family", "auto").status == 0
     assert run("verify", sound, "--family", "auto", "--payload").status == 0
     manifest = tmp_path / "sums.json"
-    ran = run("verify", folder, "--family", "auto", "--manifest", manifest, "--json")
+    ran = run("verify", folder, "--family", "auto", "--write-manifest", manifest, "--json")
     assert (ran.status, ran.json["payload"]["manifest"]) == (1, "written")
     (problem,) = ran.json["problems"]
     assert (problem["code"], problem["tensor"]) == ("payload-padding", name)
@@ -73,13 +73,11 @@ def test_padding_that_is_not_zeros_is_found_where_metadata_shows_nothing(
     assert (difference["code"], difference["tensor"]) == ("diff", name)
 
 
-def test_a_manifest_is_written_where_there_is_none_and_then_compared(
-    run: Run, copied: Path, tmp_path: Path
-) -> None:
+def test_a_manifest_is_written_and_then_compared(run: Run, copied: Path, tmp_path: Path) -> None:
     manifest = tmp_path / "sums.json"
-    wrote = run("verify", copied, "--manifest", manifest, "--json")
+    wrote = run("verify", copied, "--write-manifest", manifest, "--json")
     assert (wrote.status, wrote.json["payload"]["manifest"]) == (0, "written")
-    assert any("nothing was compared" in note for note in wrote.json["notes"])
+    assert any("compared with nothing" in note for note in wrote.json["notes"])
     assert len(json.loads(manifest.read_text())["tensors"]) == TENSORS
     assert sorted(os.listdir(tmp_path)) == ["copied", "sums.json"]
     compared = run("verify", copied, "--payload", "--manifest", manifest, "--json")
@@ -97,9 +95,36 @@ def test_a_manifest_of_another_checkpoint_is_a_finding(
     run: Run, small: Path, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "sums.json"
-    assert run("verify", small / SHARDS[0], "--manifest", manifest).status == 1  # not every layer
+    assert (
+        run("verify", small / SHARDS[0], "--write-manifest", manifest).status == 1
+    )  # not every layer
     ran = run("verify", small, "--manifest", manifest, "--json")
     assert {problem["code"] for problem in ran.json["problems"]} == {"manifest-tensors"}
+
+
+def test_a_manifest_that_is_not_there_is_no_reason_to_pass(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    """A mistyped name would otherwise compare nothing, and nobody would know."""
+    ran = run("verify", small, "--manifest", tmp_path / "trutsed.json", "--json")
+    assert (ran.status, ran.json["problems"][0]["code"]) == (3, "path-missing")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_manifest_is_not_written_in_the_place_of_another_file(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "sums.json"
+    manifest.write_text("theirs")
+    ran = run("verify", small, "--write-manifest", manifest)
+    assert ran.status == 3
+    assert ran.hints == ["hint: name a file that is not there yet, or take that one away first"]
+    assert manifest.read_text() == "theirs"
+
+
+def test_a_manifest_is_written_or_compared_and_not_both(run: Run, small: Path) -> None:
+    ran = run("verify", small, "--manifest", "a", "--write-manifest", "b")
+    assert (ran.status, len(ran.errors)) == (2, 1)
 
 
 def test_what_is_no_manifest_is_refused_before_payload_is_read(
@@ -122,7 +147,7 @@ def test_a_manifest_that_cannot_be_written_is_refused_before_payload_is_read(
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
-    ran = run("verify", small, "--manifest", f"{tmp_path}/{where}", "--json")
+    ran = run("verify", small, "--write-manifest", f"{tmp_path}/{where}", "--json")
     assert ran.status == 3
     (problem,) = ran.json["problems"]
     assert problem["code"] == "path-not-writable"
@@ -130,7 +155,7 @@ def test_a_manifest_that_cannot_be_written_is_refused_before_payload_is_read(
 
 
 def test_an_empty_name_for_a_manifest_is_refused(run: Run, small: Path) -> None:
-    ran = run("verify", small, "--manifest", "", "--json")
+    ran = run("verify", small, "--write-manifest", "", "--json")
     assert (ran.status, ran.json["problems"][0]["code"]) == (3, "path-not-writable")
 
 
@@ -146,7 +171,7 @@ def test_a_manifest_that_another_process_wrote_meanwhile_is_left_alone(tmp_path:
 def test_a_manifest_has_the_permissions_that_the_umask_leaves(
     run: Run, small: Path, tmp_path: Path
 ) -> None:
-    run("verify", small, "--manifest", tmp_path / "s", before="import os; os.umask(0o027)")
+    run("verify", small, "--write-manifest", tmp_path / "s", before="import os; os.umask(0o027)")
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o640
 
 
@@ -166,7 +191,7 @@ def test_the_pass_goes_on_when_nobody_reads_its_progress(small: Path) -> None:
 
 def test_a_full_disk_leaves_no_half_of_a_manifest(run: Run, small: Path, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
-    ran = run("verify", small, "--manifest", tmp_path / "sums.json", "--json", before=limit)
+    ran = run("verify", small, "--write-manifest", tmp_path / "sums.json", "--json", before=limit)
     assert ran.status == 3
     assert ran.json["problems"][0]["code"] == "path-not-writable"
     assert os.listdir(tmp_path) == []
@@ -179,7 +204,7 @@ def test_no_manifest_is_written_of_payload_that_is_not_what_its_name_says(
     blob = copied / ("0" * 64)
     shard.rename(blob)
     shard.symlink_to(blob.name)
-    ran = run("verify", copied, "--manifest", tmp_path / "sums.json", "--json")
+    ran = run("verify", copied, "--write-manifest", tmp_path / "sums.json", "--json")
     assert ran.status == 1
     assert ran.json["payload"]["files_named_by_digest"] == 1
     assert ran.json["payload"]["manifest"] == "not written"
@@ -191,7 +216,7 @@ def test_a_checkpoint_that_cannot_be_opened_is_not_read(
     run: Run, copied: Path, tmp_path: Path
 ) -> None:
     (copied / SHARDS[2]).unlink()
-    ran = run("verify", copied, "--manifest", tmp_path / "sums.json", "--json")
+    ran = run("verify", copied, "--write-manifest", tmp_path / "sums.json", "--json")
     assert ran.status == 1
     assert "payload" not in ran.json
     assert not (tmp_path / "sums.json").exists()
