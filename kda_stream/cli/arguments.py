@@ -17,7 +17,7 @@ EXITS: Final = """\
 exit status:
   0    done; verify: no problem
   1    a finding: verify: any problem in the files, a broken or missing shard too;
-       stream: a layer or a config that it refuses
+       diff: a difference; stream: a layer or a config that it refuses
   2    wrong usage: an unknown option, a layer that the checkpoint lacks
   3    cannot read: no such path, no permission, a file that cannot be written, refused
        memory; all but verify: a broken or missing shard or index, failing payload
@@ -66,7 +66,7 @@ def add_command(
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="no facts and no progress: errors alone"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, own=parser)
     return parser
 
 

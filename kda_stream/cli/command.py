@@ -52,7 +52,9 @@ def _run(given: list[str]) -> Exit:
     parser = command_parser()
     command, as_json, quiet = None, "--json" in given, False
     try:
-        arguments = parser.parse_args(given)
+        arguments, unknown = parser.parse_known_args(given)
+        if unknown:
+            arguments.own.error(f"unrecognized arguments: {' '.join(unknown)}")
         command, as_json, quiet = arguments.command, arguments.json, arguments.quiet
         result: Result = arguments.run(arguments)
     except SystemExit:  # --help, --version

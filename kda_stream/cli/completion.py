@@ -12,6 +12,8 @@ from .output import Exit, Result
 
 _SHELLS: Final = ("bash", "zsh", "tcsh")
 _WHERE_TO: Final = """
+It needs: pip install 'kda-stream[terminal]'
+
 in ~/.bashrc:                 eval "$(kda-stream completion bash)"
 in ~/.zshrc, after compinit:  eval "$(kda-stream completion zsh)"
 once, for ~/.tcshrc:          kda-stream completion tcsh > ~/.kda-stream.tcsh

@@ -9,11 +9,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ..errors import CheckpointError, ErrorCode, KdaStreamError
+from ..errors import CheckpointError, ConfigError, ErrorCode, KdaStreamError, PathError
 from ..files import open_regular_file
 from ..kda.check import check_kda_block, identify_block
+from ..kda.config import KdaConfig
 from ..layout import fields_of, lay_out
-from ..selection import kda_layers
+from ..selection import config_of, kda_layers
 from ..staging.reading import ReadChoice, foresee
 from ..staging.residency import direct_alignment, file_system_of
 from .arguments import CHECKPOINT, Commands, Parser, add_command, names_files
@@ -151,7 +152,7 @@ def _read(checkpoint: Checkpoint) -> dict[str, Any] | None:
         return None
     source = checkpoint.layer(layer)
     try:
-        family, config = identify_block(source)
+        family, config = identify_block(source, _config(checkpoint))
         block = check_kda_block(config, layer, source, family)
         layout = lay_out(fields_of(config, family, block.tensors), block.tensors, None)
         report = foresee(layout.wanted, ReadChoice(whole_bytes=block.nbytes))
@@ -170,6 +171,14 @@ def _read(checkpoint: Checkpoint) -> dict[str, Any] | None:
             "bytes": block.nbytes,
         }
     return {"layer": int(layer), **facts}
+
+
+def _config(checkpoint: Checkpoint) -> KdaConfig | None:
+    """The config's geometry; None where there is none, and that of the tensors has to do."""
+    try:
+        return config_of(checkpoint)
+    except (ConfigError, PathError):
+        return None
 
 
 def _read_text(read: dict[str, Any] | None, *, is_built: bool) -> str:

@@ -29,6 +29,7 @@ _PACKAGES: Final = (
     "vllm",
     "sglang",
 )
+_CAP_IPC_LOCK: Final = 14  # linux/capability.h
 _LIMITS: Final = {
     "memlock_bytes": resource.RLIMIT_MEMLOCK,
     "descriptors": resource.RLIMIT_NOFILE,
@@ -37,7 +38,12 @@ _LIMITS: Final = {
 
 
 def machine_facts() -> dict[str, Any]:
-    """`versions`, `system`, `native`, `page_bytes`, `processors`, `memory`, `limits`, `groups`."""
+    """What `env` tells of the machine.
+
+    `versions`, `system`, `native`, `page_bytes`, `processors`, `memory`, `limits`, `may_lock_all`
+    (whether the process has CAP_IPC_LOCK, for which the limit on locked memory does not hold; null
+    where the system does not tell) and `groups`.
+    """
     memory, group = machine_memory(), group_memory()
     return {
         "versions": _versions(),
@@ -55,6 +61,7 @@ def machine_facts() -> dict[str, Any]:
             "available_bytes": memory.available_bytes,
         },
         "limits": {name: _limit(number) for name, number in _LIMITS.items()},
+        "may_lock_all": _may_lock_all(),
         "groups": {"limit_bytes": group.limit_bytes, "used_bytes": group.used_bytes},
     }
 
@@ -96,6 +103,16 @@ def _limit(number: int) -> dict[str, int | None]:
     return {"soft": soft, "hard": hard}
 
 
+def _may_lock_all() -> bool | None:
+    """Source: CapEff of /proc/self/status, in hexadecimal."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            effective = next(line for line in status if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return None
+    return bool(int(effective.split()[1], 16) >> _CAP_IPC_LOCK & 1)
+
+
 # Text --------------------------------------------------------------------------------------------
 
 
@@ -130,7 +147,11 @@ def machine_lines(facts: dict[str, Any]) -> list[str]:
             else f"a limit of {size(group['limit_bytes'])} on memory, "
             f"{_known_size(group['used_bytes'])} used",
         ),
-        *row("limits", f"locked memory {_limit_text(limits['memlock_bytes'], size)}"),
+        *row(
+            "limits",
+            f"locked memory {_limit_text(limits['memlock_bytes'], size)}"
+            + (", which does not hold: it may lock all" if facts["may_lock_all"] else ""),
+        ),
         *row("", f"descriptors {_limit_text(limits['descriptors'], _number)}"),
         *row("", f"address space {_limit_text(limits['address_space_bytes'], size)}"),
     ]

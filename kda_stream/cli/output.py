@@ -55,16 +55,15 @@ class Result:
 def print_result(command: str | None, result: Result, *, as_json: bool, quiet: bool) -> None:
     """Print a result; raises OSError when stdout or stderr takes no more.
 
-    With `quiet` only what is wrong, but with `as_json` all of it all the same.
+    With `quiet` only what is wrong, but a script, and with `as_json` all of it, all the same.
     """
     if as_json:
         print_plain(json.dumps(json_object(command, result), indent=2))
         return
-    if result.lines and not quiet:
-        if result.is_script:
-            print_plain("\n".join(result.lines))
-        else:
-            print_facts(result.lines)
+    if result.is_script:
+        print_plain("\n".join(result.lines))
+    elif result.lines and not quiet:
+        print_facts(result.lines)
     for line in error_lines(result.problems):
         print_error(line)
     if result.verdict is not None and not quiet:

@@ -44,6 +44,7 @@ Watch = Callable[[Figures], None]
 class _Checked:
     """What was found out of a checkpoint whose files are sound."""
 
+    family: FamilyChoice
     layers: tuple[LayerFacts, ...] = ()
     kda: tuple[int, ...] = ()
     config: KdaConfig | None = None
@@ -188,7 +189,7 @@ def _is_unreadable(error: KdaStreamError, path: str) -> bool:
 
 
 def _check(checkpoint: Checkpoint, family: FamilyChoice) -> _Checked:
-    checked = _Checked(notes=list(checkpoint.report.notes))
+    checked = _Checked(family, notes=list(checkpoint.report.notes))
     try:
         checked.layers = survey_layers(checkpoint)
         _note_what_is_not_counted(checkpoint, checked)
@@ -203,6 +204,7 @@ def _check(checkpoint: Checkpoint, family: FamilyChoice) -> _Checked:
                 checked.problems += _bind_errors(checkpoint, source.prefix, refusal)
             else:
                 checked.families[report.family] += 1
+        _note_another_family(checked)
     except KdaStreamError as error:  # no decoder, no KDA layer, or no usable config
         checked.problems += parts(error)
     unknown = [
@@ -216,6 +218,17 @@ def _check(checkpoint: Checkpoint, family: FamilyChoice) -> _Checked:
             f"{some(unknown, len(unknown))}"
         )
     return checked
+
+
+def _note_another_family(checked: _Checked) -> None:
+    """Say of layers that are refused, and are exactly those of another family, of which."""
+    numbers = set(checked.kda)
+    found = {layer.family for layer in checked.layers if int(layer.index) in numbers}
+    others = sorted(name for name in found if name and name not in checked.families)
+    if others and checked.family != "auto":
+        checked.notes.append(
+            f"the layers are those of {' and '.join(others)}: pass --family {others[0]}, or auto"
+        )
 
 
 def _note_what_is_not_counted(checkpoint: Checkpoint, checked: _Checked) -> None:
@@ -309,8 +322,14 @@ def _bound_text(checked: _Checked) -> str:
         held = [f"the {sizes[name]} tensors of {name}"]
     return (
         f"{checked.families.total()} of {len(checked.kda)} KDA layers hold exactly "
-        f"{', '.join(held) or 'the tensors of their family'}, each with its dtype and shape"
+        f"{', '.join(held) or _asked_text(checked.family)}, each with its dtype and shape"
     )
+
+
+def _asked_text(family: FamilyChoice) -> str:
+    if family == "auto":
+        return "the tensors of a family"
+    return f"the {len(family.tensors)} tensors of {family}"
 
 
 def _payload_rows(checked: _Checked) -> list[str]:

@@ -68,6 +68,12 @@ def test_wrong_usage_is_one_error_and_a_hint(run: Run, arguments: list[str]) -> 
         assert "--help" in ran.hints[0]
 
 
+def test_an_unknown_option_points_to_the_help_of_its_command(run: Run) -> None:
+    ran = run("stream", "x", "--html", "y")
+    assert ran.status == 2
+    assert ran.hints == ["hint: `kda-stream stream --help` tells more"]
+
+
 # JSON --------------------------------------------------------------------------------------------
 
 

@@ -101,6 +101,10 @@ def test_bash_finds_no_fault_in_it_and_says_nothing(script: Path, folder: Path) 
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_the_script_is_what_quiet_does_not_leave_out(run: Run) -> None:
+    assert run("completion", "bash", "-q").stdout == run("completion", "bash").stdout != ""
+
+
 def test_zsh_finds_no_fault_in_it(run: Run, tmp_path: Path) -> None:
     zsh = needed("zsh")
     path = tmp_path / "_kda-stream"

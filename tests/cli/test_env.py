@@ -8,6 +8,7 @@ import platform
 import resource
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +22,7 @@ from support.page_cache import cached_pages, cool, has_a_page_cache, warm
 from support.terminals import spying, without_modules
 
 import kda_stream
-from kda_stream.testing import DSA, KDA, Layout
+from kda_stream.testing import DSA, KDA, Broken, Layout, write_broken_checkpoint
 from kda_stream.testing import write_checkpoint as write_small
 
 PACKAGES = (
@@ -31,7 +32,7 @@ PACKAGES = (
 FACTS = {
     *("schema_version", "command", "exit_status", "problems"),
     *("path", "versions", "system", "native", "page_bytes", "processors", "memory", "limits"),
-    *("groups", "disk", "read"),
+    *("may_lock_all", "groups", "disk", "read"),
 }
 SPY = "import atexit, sys\natexit.register(lambda: print(*sys.modules, file=open(F, 'w')))"
 
@@ -388,3 +389,30 @@ def test_the_script_that_takes_the_compiled_part_away_does_so(
     ran = run("stream", small, "--json", env=env)
     assert ran.status != 0
     assert ran.json["problems"][0]["code"] == "not-built"
+
+
+WITHOUT_LOCK_RIGHTS = """
+import ctypes
+PR_CAPBSET_DROP, CAP_IPC_LOCK = 24, 14
+ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")
+@pytest.mark.parametrize("drops", [True, False])
+def test_whether_the_limit_on_locked_memory_holds_is_told(run: Run, drops: bool) -> None:
+    """It does not for a process with CAP_IPC_LOCK."""
+    effective = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line
+    )
+    may = bool(int(effective.split()[1], 16) >> 14 & 1)
+    ran = run("env", before=WITHOUT_LOCK_RIGHTS if drops else None)
+    told = "which does not hold: it may lock all" in " ".join(ran.stdout.split())
+    found = run("env", "--json", before=WITHOUT_LOCK_RIGHTS if drops else None).json
+    assert (found["may_lock_all"], told) == (may and not drops,) * 2
+
+
+def test_a_layer_is_judged_by_the_config_s_geometry(run: Run, tmp_path: Path) -> None:
+    folder = write_broken_checkpoint(tmp_path / "broken", Broken.BLOCK_CONV_TRANSPOSED)
+    found = run("env", folder, "--json").json
+    assert "expected BF16 [64, 1, 4]" in found["read"]["reason"]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from cli.running import INDEX, SHARDS, EditConfig, Rewrite, Run
-from support.checkpoints import GLM
+from support.checkpoints import GLM, UNEVEN
 from support.checkpoints import write_checkpoint as write_sparse
+from support.families import FAMILIES, write_family
 
 from kda_stream.testing import DSA, Layout, StoredTensor, write_checkpoint
 
@@ -284,3 +285,15 @@ def test_a_directory_without_shards_is_a_finding(run: Run, small: Path, tmp_path
     ran = run("verify", tmp_path / "bare")
     assert ran.status == 1
     assert "no safetensors file" in ran.errors[0]
+
+
+def test_layers_of_another_family_than_the_one_asked_for_are_called_by_its_name(
+    run: Run, tmp_path: Path
+) -> None:
+    written = write_family(tmp_path / "k3", (FAMILIES["KIMI_K3"],), UNEVEN, layers=4)
+    ran = run("verify", written.folder)
+    assert ran.status == 1
+    said = " ".join(ran.stdout.split())
+    assert "KDA layers hold exactly the 15 tensors of GLM5_NEXT, each" in said
+    assert "the layers are those of KIMI_K3: pass --family KIMI_K3, or auto" in said
+    assert run("verify", written.folder, "--family", "KIMI_K3").status == 0
