@@ -38,6 +38,7 @@ EACH = {
     "--help": ("--help",),
     "wrong usage": ("frobnicate",),
 }
+SHORT = ("--help", "wrong usage")  # may be done before an interrupt within an import is answered
 MOMENTS = 8
 ANSWER_SECONDS = 3.0  # on a machine where others work too
 
@@ -152,7 +153,7 @@ def test_at_any_moment_it_is_130_and_one_line_or_all_is_done(
         if not (is_done or (is_interrupted and (is_no_piece or not as_json))):
             wrong.append((f"event {at} of {events}", ran))
     assert wrong == []
-    assert interrupted > 0
+    assert interrupted > 0 or what in SHORT
 
 
 def test_nothing_is_left_of_a_demo_that_was_interrupted(here: Path, tmp_path: Path) -> None:
