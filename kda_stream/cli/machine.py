@@ -11,7 +11,7 @@ import resource
 from typing import Any, Final
 
 from .. import __version__
-from ..errors import NotBuiltError
+from ..errors import NotBuiltError, shown
 from ..staging.native import extension
 from ..staging.pages import PAGE_BYTES
 from ..staging.reading import usable_processors
@@ -82,9 +82,12 @@ def _versions() -> dict[str, str]:
     found = {"kda_stream": __version__}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            text: str | None = version(name)
         except PackageNotFoundError:
             continue
+        except (KeyError, OSError, ValueError):  # what describes it is broken, or not to be read
+            text = None
+        found[name] = "an unknown version" if text is None else shown(text)
     return found
 
 

@@ -154,7 +154,7 @@ class Line:
 
         The next ones are drawn in the same shape, so that nothing moves but what changes.
         """
-        columns = columns_of(self._output) - _SPARE_COLUMNS
+        columns = max(columns_of(self._output) - _SPARE_COLUMNS, 0)
         first = self._shape[1] if self._shape[0] == columns else 0
         last = len(texts) - 1
         number = next((n for n in range(first, last) if len(texts[n]) <= columns), last)

@@ -416,3 +416,12 @@ def test_a_layer_is_judged_by_the_config_s_geometry(run: Run, tmp_path: Path) ->
     folder = write_broken_checkpoint(tmp_path / "broken", Broken.BLOCK_CONV_TRANSPOSED)
     found = run("env", folder, "--json").json
     assert "expected BF16 [64, 1, 4]" in found["read"]["reason"]
+
+
+def test_a_package_whose_version_cannot_be_told_is_named_all_the_same(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "torch-1.0.dist-info").mkdir()
+    (tmp_path / "torch-1.0.dist-info" / "METADATA").write_text("")
+    ran = run("env", "--json", env={"PYTHONPATH": str(tmp_path)})
+    assert (ran.status, ran.json["versions"]["torch"]) == (0, "an unknown version")

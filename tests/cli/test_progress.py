@@ -174,6 +174,15 @@ def test_the_bar_never_wraps(here: Path, env: dict[str, str], columns: int) -> N
     assert ran.screen.lines[0]
 
 
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_a_terminal_that_has_no_room_for_a_bar_is_not_filled(here: Path, columns: int) -> None:
+    layers = ",".join(["0"] * 200)
+    with begun(here, "stream", "small", "--layers", layers, columns=columns) as ran:
+        assert ran.finish() == 0
+    assert ran.screen.wraps == 0
+    assert len(ran.screen.lines) <= 1
+
+
 @pytest.mark.parametrize(("command", "columns"), [("stream", 20), ("stream", 60), ("diff", 20)])
 def test_nor_does_it_while_figures_are_large(
     here: Path, env: dict[str, str], command: str, columns: int

@@ -419,3 +419,15 @@ def test_a_line_of_many_points_has_all_of_them() -> None:
 )
 def test_ticks_are_round_and_few(most: float, ticks: list[float]) -> None:
     assert round_ticks(most, 5) == pytest.approx(ticks)
+
+
+def test_where_the_page_cannot_be_written_at_last_the_figures_are_told_all_the_same(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    page = tmp_path / "page.html"
+    found = run("stream", small, "--report", page, "--json", before=limit).json
+    assert (found["exit_status"], found["layers"], found["report"]) == (3, 6, None)
+    (problem,) = found["problems"]
+    assert (problem["code"], problem["path"]) == ("path-not-writable", str(page))
+    assert not page.exists()

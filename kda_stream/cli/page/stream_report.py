@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from ...checkpoint.checkpoint import Checkpoint
 from ...checkpoint.layer import LayerIndex
-from ...errors import shown
+from ...errors import PathError, shown
 from ...files import NewFile
 from ...staging.residency import MemoryUse
 from ...stream import KdaLayer, KdaLayerStream
-from ..output import Result, exact_size, plural, size
+from ..output import Exit, Result, exact_size, plural, size
 from ..survey import kda_tensors
 from . import document
 from .document import Cell, Fact, Number, about, count, file_row, section, table
@@ -124,7 +124,11 @@ class StreamRecord:
         """The result with the page named in it, which is written now."""
         facts = {**result.facts, "report": self._path}
         if self._file is not None and self._sampler is not None:
-            self._file.finish(stream_page(facts, self._layers, self._sampler))
+            try:
+                self._file.finish(stream_page(facts, self._layers, self._sampler))
+            except PathError as error:  # what was streamed was streamed
+                facts["report"] = None
+                return replace(result, exit=Exit.CANNOT_READ, facts=facts, problems=(error,))
         return replace(result, facts=facts, lines=[*result.lines, *file_row("page", self._path)])
 
 
