@@ -320,8 +320,9 @@ class States(RuleBasedStateMachine):
         )
         slot = None if memory is None else draw(st.sampled_from([None, *range(memory.slots)]))
         copy = draw(st.sampled_from([True, True, False]), "copy")
-        read, residency = draw(reads), draw(residencies)
-        alignment = draw(alignments) if copy else None
+        read, residency, alignment = draw(reads), draw(residencies), draw(alignments)
+        if not copy:
+            alignment = None  # would be refused
         source = self.source(opened, layer)
         if source is None:
             return

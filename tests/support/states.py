@@ -1000,7 +1000,9 @@ class Streamed:
                 self.ended = True
                 return
             layer = self.layers[self._next_layer]
-            if self.in_turn and not self._is_next_checked:
+            if self.opened.closed:  # which has ended the thread, whatever there is to find
+                self._fail(Refusal(ClosedError, Code.CHECKPOINT_CLOSED))
+            elif self.in_turn and not self._is_next_checked:
                 self._fail(self.opened.layer(layer) or self.opened.check(layer))
                 self._is_next_checked = True
             elif len(self.memory.taken) + len(self.staged) == self.memory.slots:
