@@ -32,6 +32,9 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
             _ask_again()
             return
         frame = frame.f_back
+    # One is enough: another, while the first one ends the command, would be a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     raise KeyboardInterrupt
 
 
