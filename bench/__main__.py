@@ -38,10 +38,13 @@ def main() -> int:
     if problem := _missing(plan, options.data):
         print(f"error: {problem}", file=sys.stderr)
         return 1
-    print(cost.told(plan, options.data), flush=True)
     out.mkdir(parents=True, exist_ok=True)
+    options.data.mkdir(parents=True, exist_ok=True)
+    empty = {"format": report.FORMAT, "quick": options.quick, "machine": machine(options.data)}
+    kept = _kept(plan, out, empty) if options.go_on else {}
+    print(cost.told(plan.without(kept), options.data), flush=True)
     try:
-        results = _measure(plan, options.data, out, is_quick=options.quick)
+        results = _measure(plan, options.data, out, empty, kept)
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -73,6 +76,9 @@ def arguments() -> argparse.ArgumentParser:
         help='comparisons and sides, "loads: kda_stream", that hold it; may be given again',
     )
     add("--quick", action="store_true", help="small data, one round, warm and cold: does it work?")
+    add(
+        "--go-on", action="store_true", help="keep what results.json in --out has whole of this run"
+    )
     add("--redraw", action="store_true", help="from the results.json in --out, measuring nothing")
     add("--readme", action="store_true", help="as --redraw, and the README's figures in any case")
     return parser
@@ -133,24 +139,52 @@ def _missing(plan: Plan, data_folder: Path) -> str:
     return ""
 
 
-def _measure(plan: Plan, data_folder: Path, out: Path, *, is_quick: bool) -> dict[str, Any]:
-    results: dict[str, Any] = {
-        "format": report.FORMAT,
-        "quick": is_quick,
-        "machine": {},
-        "comparisons": [],
-    }
-    data_folder.mkdir(parents=True, exist_ok=True)
-    results["machine"] = machine(data_folder)
+def _measure(
+    plan: Plan,
+    data_folder: Path,
+    out: Path,
+    empty: dict[str, Any],
+    kept: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """The results: what is `kept`, and all else that is in the plan, measured now."""
+    results: dict[str, Any] = {**empty, "comparisons": []}
     for comparison, sides, under in plan.rows:
-        place = comparison.make(data_folder, plan.geometry)
         before = results["comparisons"]
+        if comparison.name in kept:
+            print(f"\n{comparison.title}: kept", flush=True)
+            results = {**results, "comparisons": [*before, kept[comparison.name]]}
+            continue
+        place = comparison.make(data_folder, plan.geometry)
         with tempfile.TemporaryDirectory() as scratch:
             session = Session(comparison, place, Path(scratch))
             for measured in session.measure_all(list(sides), list(under), plan.rounds):
                 results = {**results, "comparisons": [*before, measured]}
                 report.write(results, out)
     return results
+
+
+def _kept(plan: Plan, out: Path, empty: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The comparisons that a run of the same kind has measured whole on this machine, by name."""
+    try:
+        before = report.load(out)
+    except (OSError, ValueError):
+        return {}
+    now = {**empty["machine"], "date": before["machine"]["date"]}
+    if before["machine"] != now or before["quick"] != empty["quick"]:
+        return {}
+    found = {one["name"]: one for one in before["comparisons"]}
+    kept = {}
+    for comparison, sides, under in plan.rows:
+        one = found.get(comparison.name)
+        if one is None or one["rounds"] != plan.rounds:
+            continue
+        conditions_done = [condition["name"] for condition in one["conditions"]]
+        sides_done = {*one["skipped"], *(entry["name"] for entry in one["entries"])}
+        if conditions_done == [condition.name for condition in under] and sides_done.issuperset(
+            side.name for side in sides
+        ):
+            kept[comparison.name] = one
+    return kept
 
 
 def _redraw(out: Path, *, readme_too: bool) -> int:

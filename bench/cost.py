@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .conditions import Condition
@@ -24,6 +25,10 @@ class Plan:
     rows: tuple[tuple[Comparison, tuple[Side, ...], tuple[Condition, ...]], ...]
     rounds: int
     geometry: Geometry
+
+    def without(self, names: Collection[str]) -> Plan:
+        """The plan without the comparisons of these names."""
+        return replace(self, rows=tuple(row for row in self.rows if row[0].name not in names))
 
     @property
     def runs(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 PLACE_ALIGNMENT_BYTES = 256
 SHARDS = 4
 EXPERTS = 5
-FORMAT = 1
+FORMAT = 2  # another one whenever what is written changes: a folder of before is written anew
 
 Stored = tuple[str, tuple[int, ...], str, int, int]  # dtype, shape, file, begin, end
 
@@ -166,6 +167,7 @@ def place(root: Path, geometry: Geometry) -> Place:
     folder = root / geometry.folder_name
     if not _is_complete(folder):
         print(f"writing {geometry.layers} layers to {folder} ...", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)  # copies in other formats are of what was there
         _write(folder, geometry)
     described = load(folder)
     file_bytes = sum(path.stat().st_size for path in described.shards)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
-def quick(data: Path, out: Path, *only: str) -> dict[str, Any]:
+def quick(data: Path, out: Path, *only: str, options: Sequence[str] = ()) -> dict[str, Any]:
     """The results of a quick run of the sides that hold a text of `only`, warm."""
     chosen = [word for text in only for word in ("--only", text)]
-    done = bench(
-        "--quick", "--conditions", "warm", "--layers", 1, "--data", data, "--out", out, *chosen
-    )
+    usual = ("--quick", "--conditions", "warm", "--layers", 1, "--data", data, "--out", out)
+    done = bench(*usual, *options, *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
     results: dict[str, Any] = json.loads((out / "results.json").read_text())
     return results
@@ -78,6 +78,49 @@ def test_loads_are_checked_against_the_stored_bytes_and_ceilings_run(
         ("kda_stream mapped keep", 1),
     ]
     assert {run["payload_bytes"] for run in loads["runs"]} == {loads["data"]["kda_bytes"]}
+
+
+def test_a_run_that_was_cut_off_goes_on_with_what_it_had_whole(data: Path, tmp_path: Path) -> None:
+    only = ("opening", "payload: sha256, at once")
+    [opening] = quick(data, tmp_path, only[0])["comparisons"]
+    went_on = quick(data, tmp_path, *only, options=["--go-on"])["comparisons"]
+    assert went_on[0] == opening
+    assert [one["name"] for one in went_on] == ["opening many", "payload"]
+    assert quick(data, tmp_path, only[0])["comparisons"][0]["runs"] != opening["runs"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda results: results["machine"].update(python="2.7"),
+        lambda results: results["comparisons"][0].update(rounds=7),
+        lambda results: results["comparisons"][0]["entries"].pop(),
+        lambda results: results["comparisons"][0]["conditions"].clear(),
+        lambda results: results.update(quick=False),
+        lambda results: results.update(format=0),
+    ],
+    ids=["machine", "rounds", "sides", "conditions", "size of data", "format"],
+)
+def test_what_another_run_has_measured_is_measured_again(
+    data: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    before = quick(data, tmp_path, "opening")
+    change(before)
+    (tmp_path / "results.json").write_text(json.dumps(before))
+    again = quick(data, tmp_path, "opening", options=["--go-on"])
+    assert again["comparisons"][0]["runs"] != before["comparisons"][0]["runs"]
+    assert again["comparisons"][0]["rounds"] == 1
+
+
+def test_data_of_another_form_is_written_anew(tmp_path: Path) -> None:
+    geometry = data_sets.small(1)
+    folder = data_sets.place(tmp_path, geometry).folder
+    described = json.loads((folder / "layers.json").read_text())
+    (folder / "layers.json").write_text(json.dumps({**described, "format": 0}))
+    (folder / "kda.pt").write_text("a copy of what was there before")
+    data_sets.place(tmp_path, geometry)
+    assert json.loads((folder / "layers.json").read_text()) == described
+    assert not (folder / "kda.pt").exists()
 
 
 def test_wrong_bytes_end_the_run(data: Path, tmp_path: Path) -> None:
