@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .errors import ArgumentError, ErrorCode, in_words
@@ -37,18 +37,30 @@ def require_kind(
 
 def require_items(name: str, given: object, kind: str, example: str) -> list[Any]:
     """The items of `given`; raises `ArgumentError` for one text and for what has no items."""
-    if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
-        return list(given)
+    is_text = isinstance(given, (str, bytes, bytearray))
+    items = None if is_text else _items(given)
+    if items is not None:
+        return list(items)
     raise ArgumentError(
         ErrorCode.ARGUMENT,
-        f"{name} is one {'text' if isinstance(given, (str, bytes)) else type(given).__name__}",
+        f"{name} is one {'text' if is_text else type(given).__name__}",
         expected=f"an iterable of {kind}",
         got=in_words(given, repr),
         hint=f"pass {name}=[{example}]",
     )
 
 
+def _items(given: Any) -> Iterator[Any] | None:
+    """None for what has none: a type does not tell, as that of an array of no dimensions."""
+    try:
+        items: Iterator[Any] = iter(given)
+    except TypeError:
+        return None
+    return items
+
+
 def require_path(path: object) -> str:
     """The path as text; raises `ArgumentError` when it is none."""
-    require_kind("path", path, (str, bytes, os.PathLike), "a path", "pass a str or a pathlib.Path")
-    return os.fsdecode(path)  # type: ignore[arg-type]
+    named = path.__fspath__() if isinstance(path, os.PathLike) else path
+    require_kind("path", named, (str, bytes), "a path", "pass a str or a pathlib.Path")
+    return os.fsdecode(named)  # type: ignore[arg-type]

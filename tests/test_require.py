@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 
 from kda_stream import (
@@ -26,6 +27,14 @@ from kda_stream import (
 )
 from kda_stream.interop.transformers import fill_kda_layers
 
+
+class OddPath:
+    """Says that it is a path."""
+
+    def __fspath__(self) -> int:
+        return 5
+
+
 Use = Callable[[Checkpoint], Any]
 
 MISUSES: dict[str, tuple[str, Use]] = {
@@ -34,6 +43,10 @@ MISUSES: dict[str, tuple[str, Use]] = {
         lambda _: open_checkpoint(None),
     ),  # type: ignore[arg-type]
     "path int": ("path is none: expected a path, got int", lambda _: KdaConfig.from_json(5)),  # type: ignore[arg-type]
+    "path that is none after all": (
+        "path is none: expected a path, got int",
+        lambda _: open_checkpoint(OddPath()),  # type: ignore[arg-type]
+    ),
     "verify": (
         "verify is unknown: expected all or needed, got 'some'",
         lambda c: open_checkpoint(c.path, verify="some"),  # type: ignore[arg-type]
@@ -53,6 +66,14 @@ MISUSES: dict[str, tuple[str, Use]] = {
     "layers in a text": (
         "layers is one text: .* got '0,1'",
         lambda c: stream_kda_layers(c, layers="0,1"),  # type: ignore[arg-type]
+    ),
+    "layers in bytes": (
+        "layers is one text",
+        lambda c: stream_kda_layers(c, layers=bytearray(b"01")),
+    ),
+    "an array of no dimensions": (
+        r"layers is one ndarray: .* got array\(3\)",
+        lambda c: stream_kda_layers(c, layers=numpy.array(3)),
     ),
     "one name": ("names is one text", lambda c: iter_weights(c, names="lm_head.weight")),
     "one name to check": (

@@ -14,16 +14,19 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import safetensors
 
+from ..checkpoint.header_text import METADATA_KEY
 from ..dtypes import DTYPE_BITS
-from ..errors import ArgumentError, ErrorCode
+from ..errors import ArgumentError, ErrorCode, in_words
 from ..files import refuse_writing, umask
 from ..kda.classify import AttnBlockKind
 from ..kda.config import KdaConfig
 from ..kda.tensors import ATTENTION_PREFIX, KDA_TENSORS
+from ..limits import INTEGER_MAX
+from ..require import require_items, require_path
 
 KDA, DSA, UNKNOWN = AttnBlockKind.KDA, AttnBlockKind.DSA, AttnBlockKind.UNKNOWN
 
@@ -232,17 +235,59 @@ def write_checkpoint(directory: str | os.PathLike[str], layout: Layout | None = 
 def write_shard(path: str | os.PathLike[str], tensors: Sequence[StoredTensor]) -> None:
     """Write one safetensors file that holds `tensors`, each filled with its `payload`.
 
-    A file that is there is replaced. Raises `PathError` when it cannot be written.
+    A file that is there is replaced, and what else has that name is not, nor a link. Raises
+    `PathError` when it cannot be written, and `ArgumentError`, before it writes, for a name, dtype
+    or shape that the format does not have and for a name that comes twice.
     """
+    file = require_path(path)
+    tensors = require_items("tensors", tensors, "StoredTensor", "StoredTensor(...)")
+    _require_storable(tensors)
+    if os.path.lexists(file) and (os.path.islink(file) or not os.path.isfile(file)):
+        refuse_writing(file, "it is no regular file")
     data = {tensor.name: payload(tensor.name, 0, tensor.nbytes) for tensor in tensors}
     specs: dict[str, Any] = {
         tensor.name: _serializable(tensor, data[tensor.name]) for tensor in tensors
     }
     try:
-        safetensors.serialize_file(specs, os.fspath(path), {"format": "pt"})
+        safetensors.serialize_file(specs, file, {"format": "pt"})
     except safetensors.SafetensorError as error:
-        refuse_writing(os.fsdecode(path), str(error))
-    os.chmod(path, 0o666 & ~umask())  # the package leaves them to their owner alone
+        refuse_writing(file, str(error))
+    os.chmod(file, 0o666 & ~umask())  # the package leaves them to their owner alone
+
+
+def _require_storable(tensors: Sequence[Any]) -> None:
+    """Raise `ArgumentError` for tensors that cannot stand in one file."""
+    names: set[object] = set()
+    for tensor in tensors:
+        if not isinstance(tensor, tuple) or len(tensor) != len(StoredTensor._fields):
+            _refuse_tensor(tensor, "a StoredTensor", tensor)
+        name, dtype, shape = tensor
+        if not isinstance(name, str) or name == METADATA_KEY or not _is_encodable(name):
+            _refuse_tensor(name, "a name that can stand in a file", name)
+        if name in names:
+            _refuse_tensor(name, "each name once", name)
+        names.add(name)
+        if dtype not in tuple(_SERIALIZER_DTYPES):
+            _refuse_tensor(name, f"one of {', '.join(_SERIALIZER_DTYPES)}", dtype)
+        if not isinstance(shape, tuple) or not all(
+            type(dim) is int and 0 <= dim <= INTEGER_MAX for dim in shape
+        ):
+            _refuse_tensor(name, "a tuple of extents, each an int of 64 bits", shape)
+
+
+def _is_encodable(name: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _refuse_tensor(name: object, expected: str, got: object) -> NoReturn:
+    raise ArgumentError(
+        ErrorCode.ARGUMENT,
+        "it cannot be written to a shard",
+        tensor=in_words(name),
+        expected=expected,
+        got=in_words(got, repr),
+        hint="such as StoredTensor('lm_head.weight', 'BF16', (4, 2))",
+    )
 
 
 def _serializable(tensor: StoredTensor, data: bytes) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kda_stream.testing import (
     FIELD_TENSORS,
     KDA,
     Layout,
+    StoredTensor,
     bound_payload,
     payload,
     write_checkpoint,
@@ -197,3 +199,42 @@ def test_a_shard_that_cannot_be_written_is_an_error_of_its_path(tmp_path: Path) 
     with pytest.raises(PathError, match="it cannot be written") as caught:
         write_shard(path, ())
     assert (caught.value.code, caught.value.path) == (ErrorCode.PATH_NOT_WRITABLE, str(path))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "told"),
+    [
+        ([StoredTensor("a", "F99", (1,))], "a: it cannot be written to a shard: expected one of"),
+        ([StoredTensor("a", ["F32"], (1,))], r"got \['F32'\]"),  # type: ignore[arg-type]
+        ([StoredTensor("a", "F32", (-1,))], r"got \(-1,\)"),
+        ([StoredTensor("a", "F32", (2**70,))], "expected a tuple of extents"),
+        ([StoredTensor("a", "F32", (1.5,))], r"got \(1.5,\)"),  # type: ignore[arg-type]
+        ([StoredTensor("a", "F32", [1])], r"got \[1\]"),  # type: ignore[arg-type]
+        ([StoredTensor("\udc80", "U8", (1,))], "expected a name that can stand in a file"),
+        ([StoredTensor("__metadata__", "U8", (1,))], "expected a name that can stand in a file"),
+        ([StoredTensor(5, "U8", (1,))], "5: it cannot be written"),  # type: ignore[arg-type]
+        ([StoredTensor("a", "U8", (1,))] * 2, "expected each name once, got 'a'"),
+        ([("a", "U8")], "expected a StoredTensor"),
+        (5, "tensors is one int"),
+    ],
+)
+def test_a_shard_that_the_format_does_not_have_is_refused_before_a_file_is_there(
+    tmp_path: Path, tensors: Any, told: str
+) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        write_shard(tmp_path / "model.safetensors", tensors)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("theirs")
+    (tmp_path / "link").symlink_to("there")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "dangling", "pipe"):
+        with pytest.raises(PathError, match="it is no regular file"):
+            write_shard(tmp_path / name, [StoredTensor("a", "U8", (1,))])
+    assert (tmp_path / "there").read_text() == "theirs"
+    write_shard(tmp_path / "there", iter([StoredTensor("a", "U8", (1,))]))  # type: ignore[arg-type]
+    with open_checkpoint(tmp_path / "there") as checkpoint:
+        assert list(checkpoint) == ["a"]
