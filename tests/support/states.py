@@ -601,12 +601,14 @@ class Opened:
         return refusal
 
     def check(self, layer: int) -> Refusal | None:
-        """What a check of the layer's metadata must raise; its shards are looked up in turn."""
+        """What a check of the layer's metadata must raise; its shards are looked up in turn.
+
+        In the order of the index: which shard is the first at fault, and how many were checked
+        before it, depends on that.
+        """
         names = self.names(layer)
         attention = [name for name in names if name.startswith("self_attn.")]
-        known = [name for name in KDA_NAMES if name in attention]
-        asked_for = [*known, *sorted(set(attention).difference(known))]
-        refusal = first(self.tensor(f"{GLM_PREFIX}{layer}.{name}") for name in asked_for)
+        refusal = first(self.tensor(f"{GLM_PREFIX}{layer}.{name}") for name in attention)
         if refusal is None and set(attention) != set(KDA_NAMES):
             return Refusal(BindError, Code.BIND_REFUSED)
         return refusal
