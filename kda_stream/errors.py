@@ -149,7 +149,7 @@ class BindError(KdaStreamError, ValueError):
     """A layer is not exactly the expected KDA block; `problems` holds every deviation.
 
     Each problem is a `kda_stream.BindProblem`. `looks_like` says what the layer is, when it is a
-    known thing, and what to do about it; it is part of the hint.
+    known thing, and what to do about it; it is the hint then.
     With the code `model-differs` it is a model that cannot take a layer, and `problems` is empty.
     """
 

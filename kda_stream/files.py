@@ -126,8 +126,9 @@ def read_small_file(path: str | os.PathLike[str], bytes_max: int) -> bytes:
 class NewFile:
     """A file that is there whole or not at all, and never in the place of another one.
 
-    Made beside `path` under another name; `finish` gives it its own, `discard` takes it away. In a
-    `with` it is discarded at the end, unless it was finished. Raises `PathError`.
+    Made in the folder of `path` without a name; `finish` gives it its own. In a `with` it is
+    discarded at the end, unless it was finished. Where the file system has no files without a name
+    it has another one until then, which a kill leaves behind. Raises `PathError`.
     """
 
     def __init__(self, path: str) -> None:
@@ -138,7 +139,7 @@ class NewFile:
         if len(os.fsencode(name)) > _NAME_BYTES_MAX:
             refuse_writing(path, os.strerror(errno.ENAMETOOLONG))
         try:
-            self._descriptor, self._unfinished = mkstemp(dir=folder or ".", prefix=".unfinished-")
+            self._descriptor, self._unfinished = _new_file(folder or os.curdir)
         except OSError as error:
             refuse_writing(path, error.strerror)
 
@@ -149,23 +150,40 @@ class NewFile:
                 file.write(data)
             os.fchmod(self._descriptor, 0o666 & ~umask())
             os.fsync(self._descriptor)
-            os.link(self._unfinished, self.path)
+            at = self._unfinished or _descriptor_path(self._descriptor)
+            os.link(at, self.path, src_dir_fd=self._descriptor, follow_symlinks=True)
         except OSError as error:
             refuse_writing(self.path, error.strerror)
 
     def discard(self) -> None:
-        """Take away what is under the other name. Again: no effect."""
+        """Close it; what is not finished is gone. Again: no effect."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-            with suppress(OSError):
-                os.unlink(self._unfinished)
+            if self._unfinished is not None:
+                with suppress(OSError):
+                    os.unlink(self._unfinished)
 
     def __enter__(self) -> NewFile:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.discard()
+
+
+def _new_file(folder: str) -> tuple[int, str | None]:
+    """An empty file in the folder: its descriptor, and its name where it has one."""
+    with suppress(OSError, AttributeError):
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        if os.path.exists(_descriptor_path(descriptor)):
+            return descriptor, None
+        os.close(descriptor)
+    return mkstemp(dir=folder, prefix=".unfinished-")
+
+
+def _descriptor_path(descriptor: int) -> str:
+    """What a file without a name is linked from; source: open(2), O_TMPFILE."""
+    return f"/proc/self/fd/{descriptor}"
 
 
 _NAME_BYTES_MAX: Final = 255  # of every file system in use

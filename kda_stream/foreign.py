@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
+
+from .limits import SNIFF_BYTES
 
 _BINARY: Final = (
     (rb"GGUF", "a GGUF file", "kda_stream reads safetensors only"),
@@ -32,3 +35,22 @@ def foreign_kind(start: bytes, *, json_expected: bool = False) -> tuple[str, str
         if re.match(pattern, start, re.IGNORECASE):
             return kind, hint
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class NotJson:
+    """What a text is that `parse_json` does not take: `fault` goes on after "the index is"."""
+
+    fault: str
+    got: str | None = None
+    hint: str | None = None
+
+
+def not_json(text: bytes, error: ValueError | RecursionError) -> NotJson:
+    """Why `parse_json` refuses the text, by the `error` that it raised; the hint where known."""
+    if not text.strip():
+        return NotJson("empty")
+    if isinstance(error, RecursionError):
+        return NotJson("nested too deeply")
+    seen = foreign_kind(text[:SNIFF_BYTES], json_expected=True) or (str(error), None)
+    return NotJson("not valid JSON", *seen)

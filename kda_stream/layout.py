@@ -121,10 +121,11 @@ def require_alignment(alignment: int | None) -> None:
         return
     raise ArgumentError(
         ErrorCode.ARGUMENT,
-        "alignment is none",
-        expected=f"a power of two up to {LAYOUT_BYTES}, or None",
+        "alignment is not one that tensors can have",
+        expected=f"a power of two up to {LAYOUT_BYTES}",
         got=in_words(alignment, repr),
-        hint="None lays each tensor as far into a page as in its file, which reads fastest",
+        hint="leave it out: each tensor lies as far into a page as in its file then, which reads "
+        "fastest",
     )
 
 

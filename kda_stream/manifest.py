@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from .errors import ErrorCode, KdaStreamError, ManifestError, PayloadDigestError, listed, shown
+from .foreign import not_json
 from .jsontext import parse_json
 
 FORMAT: Final = "kda_stream.manifest"
@@ -49,7 +50,8 @@ def parse_manifest(text: bytes, *, path: object = None) -> dict[str, ManifestEnt
     try:
         document = parse_json(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise _invalid(path, got=str(error)) from None
+        found = not_json(text, error)
+        raise _invalid(path, got=found.got or f"a file that is {found.fault}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _invalid(path, got="another document")
     version = document.get("version")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Final, Literal, Protocol
@@ -252,8 +252,7 @@ class Checkpoint(Closing):
                 ErrorCode.LAYER_UNKNOWN,
                 f"the checkpoint has no layer {shown(in_words(index, repr))}",
                 path=self.path,
-                expected=f"one of {len(numbers)} layers from {numbers[0]} to {numbers[-1]} "
-                f"under {layers.prefix}",
+                expected=_layers_text(numbers, layers.prefix),
                 hint="layers() lists them",
             )
         prefix = f"{layers.prefix}{number}."
@@ -349,6 +348,12 @@ def require_checkpoint(checkpoint: object) -> None:
     """Raise `ArgumentError` when `checkpoint` is none."""
     hint = "open it: with open_checkpoint(path) as checkpoint:"
     require_kind("checkpoint", checkpoint, Checkpoint, "an open Checkpoint", hint)
+
+
+def _layers_text(numbers: Sequence[int], prefix: str) -> str:
+    if len(numbers) == 1:
+        return f"layer {numbers[0]}, the only one under {prefix}"
+    return f"one of {len(numbers)} layers from {numbers[0]} to {numbers[-1]} under {prefix}"
 
 
 def _as_number(index: object) -> int | None:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import ErrorCode, ShardIndexError, shown
-from ..foreign import foreign_kind
+from ..foreign import not_json
 from ..jsontext import DuplicateKeyError, parse_json
-from ..limits import SNIFF_BYTES
 from .plain import split_weight_map
 
 _SPACE: Final = rb"[ \t\n\r]*"
@@ -113,15 +112,14 @@ def _json_index(text: bytes, path: object) -> Index:
 
 def _not_json(text: bytes, error: ValueError | RecursionError, path: object) -> ShardIndexError:
     """The error for a text that `parse_json` does not take."""
-    seen = foreign_kind(text[:SNIFF_BYTES], json_expected=True)
-    got: str | None
-    got, hint = seen or (str(error), "the file is damaged or no index: fetch it again")
-    what = "the index is not valid JSON"
-    if not text.strip():
-        what, got = "the index is empty", None
-    elif isinstance(error, RecursionError):
-        what, got = "the index is nested too deeply", None
-    return ShardIndexError(ErrorCode.INDEX_NOT_JSON, what, path=path, got=got, hint=hint)
+    found = not_json(text, error)
+    return ShardIndexError(
+        ErrorCode.INDEX_NOT_JSON,
+        f"the index is {found.fault}",
+        path=path,
+        got=found.got,
+        hint=found.hint or "the file is damaged or no index: fetch it again",
+    )
 
 
 def _is_plain_file_name(name: Any) -> bool:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from io import TextIOWrapper
 from typing import Final
 
 from .. import __version__
@@ -15,7 +14,7 @@ from . import completion, demo, diff, env, inspect, stream, verify
 from .arguments import EXITS, PROGRAM, Parser
 from .failures import exit_of, known, parts
 from .output import Exit, Result, print_result
-from .terminal import discard, print_error
+from .terminal import discard, print_error, printing_all
 
 _SUBCOMMANDS: Final = (inspect, verify, stream, diff, demo, env, completion)
 _EXAMPLES: Final = """\
@@ -33,11 +32,16 @@ def run(argv: Sequence[str] | None = None) -> Exit:
 
     Raises KeyboardInterrupt, and no error.
     """
-    for output in (sys.stdout, sys.stderr):
-        if isinstance(output, TextIOWrapper):
-            output.reconfigure(errors="backslashreplace")
+    given = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(printing_all, given)
+    status = _run_to_the_end(sys.argv[1:] if argv is None else list(argv))
+    sys.stdout, sys.stderr = given
+    return status
+
+
+def _run_to_the_end(given: list[str]) -> Exit:
     try:
-        return _run(sys.argv[1:] if argv is None else list(argv))
+        return _run(given)
     except BrokenPipeError:
         _discard_both()
         return Exit.PIPE_CLOSED

@@ -12,7 +12,7 @@ from ..errors import ArgumentError, ErrorCode, KdaStreamError, PayloadError
 from ..stream import KdaLayer, KdaLayerStream
 from .arguments import Commands, Parser, add_command, names_files
 from .inspect import inspect_path
-from .output import Exit, Result, path_line, plural, row
+from .output import Exit, Result, path_line, path_row, plural, row
 from .stream import stream_path
 from .verify import verify_path
 
@@ -89,7 +89,8 @@ def _demonstrated(directory: str, *, kept: bool) -> Result:
     lines += [
         "",
         *row("checked", f"{facts['bytes_checked']:,} streamed bytes of {layers}, {verdict}"),
-        *row("files", f"{path_line(directory)}: {place}"),
+        path_row("files", directory),
+        *row("", place),
     ]
     return Result(Exit.FINDING if differing else Exit.DONE, facts, lines, differing)
 

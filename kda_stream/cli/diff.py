@@ -20,7 +20,7 @@ from ..kda.families import BLOCKS
 from ..manifest import ManifestEntry
 from ..payload import check_payload
 from .arguments import CHECKPOINT, Commands, Parser, add_command, names_files
-from .output import Exit, Result, path_line, plural, row
+from .output import Exit, Result, path_row, plural, row
 from .progress import Figures, Progress
 
 Names = Mapping[tuple[int, str], str]  # (layer, layer-relative name) to full name
@@ -174,8 +174,8 @@ def _told(
     }
     what = "names, dtypes, shapes and bytes" if payload else "names, dtypes and shapes"
     lines = [
-        *row("A", path_line(a)),
-        *row("B", path_line(b)),
+        path_row("A", a),
+        path_row("B", b),
         *row("layers", f"{len(layers_a)} KDA layers in A, {len(layers_b)} in B"),
         *row("compared", f"{what} of {plural(len(shared), 'tensor')} that both have"),
     ]

@@ -18,9 +18,9 @@ from ..selection import config_of, kda_layers
 from ..staging.reading import ReadChoice, foresee
 from ..staging.residency import direct_alignment, file_system_of
 from .arguments import CHECKPOINT, Commands, Parser, add_command, names_files
-from .failures import exit_of, parts
+from .failures import exit_of, known, parts
 from .machine import machine_facts, machine_lines
-from .output import Exit, Result, path_line, row, size
+from .output import Exit, Result, path_row, row, size
 
 
 def add_parser(commands: Commands[Parser]) -> None:
@@ -55,19 +55,20 @@ def env_of(path: str) -> Result:
     """
     failure: KdaStreamError | None = None
     with ExitStack() as opened:
-        checkpoint = None
+        checkpoint, read = None, None
         try:
             checkpoint = opened.enter_context(open_checkpoint(path))
-        except KdaStreamError as error:
-            failure = None if error.code in _NO_CHECKPOINT else error
+            read = _read(checkpoint)
+        except (KdaStreamError, OSError, MemoryError) as error:
+            refusal = known(error)
+            failure = None if refusal.code in _NO_CHECKPOINT else refusal
         disk = _disk(path, checkpoint)
-        read = None if checkpoint is None else _read(checkpoint)
     facts = {"path": path, **machine_facts(), "disk": disk, "read": read}
     lines = [
         *machine_lines(facts),
-        *row("path", path_line(path)),
+        path_row("path", path),
         *row("disk", _disk_text(disk)),
-        *row("read", _read_text(read, is_built=facts["native"])),
+        *row("read", _read_text(read, failure, is_built=facts["native"])),
     ]
     if failure is None:
         return Result(Exit.DONE, facts, lines)
@@ -181,9 +182,13 @@ def _config(checkpoint: Checkpoint) -> KdaConfig | None:
         return None
 
 
-def _read_text(read: dict[str, Any] | None, *, is_built: bool) -> str:
+def _read_text(
+    read: dict[str, Any] | None, failure: KdaStreamError | None, *, is_built: bool
+) -> str:
     if not is_built:
         return "no checkpoint can be opened without the compiled part"
+    if failure is not None:
+        return "not known: see the error"
     if read is None:
         return "there is no checkpoint with KDA layers"
     if read["path"] is None:

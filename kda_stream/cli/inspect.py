@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ..errors import KdaStreamError, shown
+from ..errors import KdaStreamError, PathError, shown
 from ..kda.claims import short_list
 from ..kda.config import KdaConfig
 from ..kda.families import FAMILIES
@@ -65,9 +65,13 @@ def inspect_path(path: str, *, html: str | None = None) -> Result:
     with maybe_file(html) as page, open_checkpoint(path) as checkpoint:
         known = _look(checkpoint)
         facts = {**_facts(checkpoint, known), "html": html}
+        result = Result(Exit.DONE, facts, _lines(checkpoint, known))
         if page is not None:
-            page.finish(checkpoint_page(checkpoint, known.layers, facts))
-        return Result(Exit.DONE, facts, [*_lines(checkpoint, known), *file_row("page", html)])
+            try:
+                page.finish(checkpoint_page(checkpoint, known.layers, facts))
+            except PathError as error:
+                return result.without_file(error, html=None)
+        return replace(result, lines=[*result.lines, *file_row("page", html)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,8 @@ def _layer_rows(layers: Sequence[LayerFacts], files: list[str]) -> Iterator[str]
         f"in {len(used)} of {plural(len(files), 'shard')}",
     )
     yield from _family_rows(kda)
-    yield from row("shards", "layer:shard " + " ".join(_place_text(layer, files) for layer in kda))
+    places = some((_place_text(layer, files) for layer in kda), len(kda), _STRIP_LAYERS_MAX, " ")
+    yield from row("shards", f"layer:shard {places}")
     spanning = [layer for layer in kda if len(layer.kda_shards) > 1]
     yield from row(
         "spanning",

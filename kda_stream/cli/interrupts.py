@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
     from types import FrameType
+    from typing import TextIO
 
 INTERRUPTED: Final = 130
 _AGAIN_SECONDS: Final = 0.01
@@ -66,9 +68,20 @@ def end_process() -> NoReturn:
     os._exit(tell())
 
 
+def takes_a_line(output: TextIO) -> bool:
+    """Whether a line can be written there without waiting for who reads it."""
+    poll = select.poll()
+    try:
+        poll.register(output.fileno(), select.POLLOUT)
+    except (OSError, ValueError):  # it is in memory
+        return True
+    return bool(poll.poll(0))
+
+
 def tell() -> int:
-    """Say that the command was interrupted; the exit status."""
+    """Say that the command was interrupted, unless nobody reads it; the exit status."""
     with suppress(OSError):
-        if sys.stderr is not None:
-            print("interrupted", file=sys.stderr, flush=True)
+        if sys.stderr is not None and takes_a_line(sys.stderr):
+            over_key = "\r" if sys.stderr.isatty() else ""  # the terminal has drawn ^C
+            print(f"{over_key}interrupted", file=sys.stderr, flush=True)
     return INTERRUPTED

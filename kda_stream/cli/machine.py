@@ -40,11 +40,12 @@ _LIMITS: Final = {
 def machine_facts() -> dict[str, Any]:
     """What `env` tells of the machine.
 
-    `versions`, `system`, `native`, `page_bytes`, `processors`, `memory`, `limits`, `may_lock_all`
+    `versions`, `system`, `native`, `native_refusal` (why the compiled part cannot be loaded; null
+    where it can), `page_bytes`, `processors`, `memory`, `limits`, `may_lock_all`
     (whether the process has CAP_IPC_LOCK, for which the limit on locked memory does not hold; null
     where the system does not tell) and `groups`.
     """
-    memory, group = machine_memory(), group_memory()
+    memory, group, native_refusal = machine_memory(), group_memory(), _native_refusal()
     return {
         "versions": _versions(),
         "system": {
@@ -53,7 +54,8 @@ def machine_facts() -> dict[str, Any]:
             "libc": _libc(),
             "python": platform.python_version(),
         },
-        "native": is_built(),
+        "native": native_refusal is None,
+        "native_refusal": native_refusal,
         "page_bytes": PAGE_BYTES,
         "processors": usable_processors(),
         "memory": {
@@ -66,13 +68,12 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def is_built() -> bool:
-    """Whether the compiled part of the library can be loaded."""
+def _native_refusal() -> str | None:
     try:
         extension()
-    except NotBuiltError:
-        return False
-    return True
+    except NotBuiltError as error:
+        return error.got
+    return None
 
 
 def _versions() -> dict[str, str]:
@@ -122,7 +123,9 @@ def _may_lock_all() -> bool | None:
 def machine_lines(facts: dict[str, Any]) -> list[str]:
     """What `machine_facts` tells, for people."""
     own, *others = (f"{name} {number}" for name, number in facts["versions"].items())
-    compiled = "its compiled part loads" if facts["native"] else "its compiled part is missing"
+    compiled = "its compiled part loads"
+    if not facts["native"]:
+        compiled = f"its compiled part does not load: {shown(facts['native_refusal'])}"
     system, memory, group = facts["system"], facts["memory"], facts["groups"]
     limits = facts["limits"]
     return [
@@ -145,7 +148,7 @@ def machine_lines(facts: dict[str, Any]) -> list[str]:
         ),
         *row(
             "groups",
-            "no limit on memory"
+            "no limit on memory is visible"
             if group["limit_bytes"] is None
             else f"a limit of {size(group['limit_bytes'])} on memory, "
             f"{_known_size(group['used_bytes'])} used",

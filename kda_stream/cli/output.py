@@ -10,13 +10,14 @@ import json
 import os
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import groupby, islice
 from typing import Any, Final
 
-from ..errors import KdaStreamError, shown
+from ..errors import KdaStreamError, PathError, shown
 from ..limits import LINE_CHARS_MAX, SHOWN_ITEMS_MAX
+from .hints import hint_of
 from .interrupts import INTERRUPTED
 from .terminal import print_error, print_facts, print_plain, print_verdict
 
@@ -50,6 +51,15 @@ class Result:
     problems: Sequence[KdaStreamError] = ()
     verdict: str | None = None
     is_script: bool = False
+
+    def without_file(self, error: PathError, **facts: None) -> Result:
+        """The same, and that its file could not be written at last: what was found is told."""
+        return replace(
+            self,
+            exit=self.exit or Exit.CANNOT_READ,
+            facts={**self.facts, **facts},
+            problems=(*self.problems, error),
+        )
 
 
 def print_result(command: str | None, result: Result, *, as_json: bool, quiet: bool) -> None:
@@ -94,14 +104,14 @@ def _problem_object(error: KdaStreamError) -> dict[str, str | None]:
         "tensor": error.tensor,
         "expected": error.expected,
         "got": error.got,
-        "hint": error.hint,
+        "hint": hint_of(error),
     }
 
 
 def error_lines(problems: Sequence[KdaStreamError]) -> list[str]:
     """An `error:` line for each, and a `hint:` line after the last of those that share it."""
     lines: list[str] = []
-    for hint, group in groupby(problems, key=lambda problem: problem.hint):
+    for hint, group in groupby(problems, key=hint_of):
         lines += (f"error: {problem.finding}" for problem in group)
         if hint is not None:
             lines.append(f"hint: {hint}")
@@ -114,6 +124,11 @@ def error_lines(problems: Sequence[KdaStreamError]) -> list[str]:
 def path_line(path: str | os.PathLike[str]) -> str:
     """A path on a line of its own."""
     return shown(os.fspath(path), LINE_CHARS_MAX)
+
+
+def path_row(label: str, path: str) -> str:
+    """A path beside its label, on one line however long it is, so that it can be copied."""
+    return f"  {label:{_LABEL_COLUMNS - 2}}{path_line(path)}"
 
 
 def row(label: str, text: str) -> list[str]:
@@ -151,7 +166,9 @@ def exact_size(nbytes: int) -> str:
     return f"{nbytes:,} bytes ({size(nbytes)})" if nbytes >= 1000 else f"{nbytes} bytes"
 
 
-def some(items: Iterable[object], count: int, most: int = SHOWN_ITEMS_MAX) -> str:
+def some(
+    items: Iterable[object], count: int, most: int = SHOWN_ITEMS_MAX, between: str = ", "
+) -> str:
     """The first of `count` items and how many more there are; only those shown are drawn."""
-    text = ", ".join(str(item) for item in islice(items, min(count, most)))
+    text = between.join(str(item) for item in islice(items, min(count, most)))
     return f"{text} and {count - most:,} more" if count > most else text

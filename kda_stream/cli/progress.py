@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, TextIO
 
 from ..closing import finish_first
+from .interrupts import takes_a_line
 from .output import plural, size
 from .terminal import Line, discard, is_terminal
 
@@ -63,7 +64,7 @@ class Progress:
     """Draws one line of a terminal again and again; elsewhere writes one every five seconds.
 
     A context manager; no thread. The terminal's line is ended when the body is left, whatever ends
-    it. Where nobody reads it any more it says nothing, and the command goes on.
+    it. Where nobody reads it, now or any more, it says nothing, and the command goes on.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -84,7 +85,7 @@ class Progress:
             self._tell(figures)
 
     def _tell(self, figures: Figures) -> None:
-        if self._output is None:
+        if self._output is None or not takes_a_line(self._output):
             return
         try:
             if self._line is None:
@@ -98,6 +99,8 @@ class Progress:
     def _end(self) -> None:
         """Draw the last state, where there is a line for it, and end the line."""
         if self._line is None or self._output is None or self._figures is None:
+            return
+        if not takes_a_line(self._output):
             return
         if self._drawn is not self._figures:
             self._tell(self._figures)

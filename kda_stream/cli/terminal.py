@@ -12,7 +12,8 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, TextIO
+from io import BufferedWriter, FileIO, RawIOBase, TextIOWrapper
+from typing import Final, TextIO, cast
 
 _NO_TERMINALS: Final = ("", "dumb", "unknown")
 """What TERM says where lines cannot be drawn again, nor coloured."""
@@ -37,13 +38,29 @@ def columns_of(output: TextIO) -> int:
     return _COLUMNS_DEFAULT
 
 
+def printing_all(output: TextIO) -> TextIO:
+    """The stream, or one in its place, that prints any text, all of it or with an OSError.
+
+    Without a buffer (python -u) a stream forgets what the system takes no more of, as into a pipe
+    that does not block or onto a full disk.
+    """
+    if not isinstance(output, TextIOWrapper):
+        return output
+    if isinstance(cast(object, output.buffer), RawIOBase):
+        file = FileIO(output.fileno(), "w", closefd=False)
+        output = TextIOWrapper(BufferedWriter(file), output.encoding)
+    output.reconfigure(errors="backslashreplace")
+    return output
+
+
 def discard(output: TextIO | None) -> None:
     """Let what is left in its buffer go nowhere, so that the interpreter's end is no error."""
     if output is None:
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, output.fileno())
-    os.close(nowhere)
+    with suppress(OSError):  # a container without /dev/null, or no descriptor left
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, output.fileno())
+        os.close(nowhere)
 
 
 # Lines -------------------------------------------------------------------------------------------

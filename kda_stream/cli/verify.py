@@ -13,7 +13,15 @@ from typing import Any, Final
 
 from ..bind import check_kda_weights
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ..errors import BindError, ErrorCode, KdaStreamError, PathError, PayloadValueError
+from ..errors import (
+    BindError,
+    ErrorCode,
+    KdaStreamError,
+    MemoryRefusedError,
+    NotBuiltError,
+    PathError,
+    PayloadValueError,
+)
 from ..files import NewFile, read_small_file
 from ..kda.check import BindProblem, FamilyChoice, ProblemKind
 from ..kda.classify import AttnBlockKind
@@ -51,6 +59,7 @@ class _Checked:
     families: Counter[str] = field(default_factory=Counter)
     payload: PayloadReport | None = None
     manifest: str | None = None
+    unwritten: PathError | None = None
     problems: list[KdaStreamError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -165,11 +174,15 @@ def _check_payload(
         checked.manifest = "not written"
         checked.notes.append("no manifest was written: not all payload is what it must be")
     else:
+        try:
+            new.finish(manifest_text(report.tensors).encode())
+        except PathError as error:
+            checked.manifest, checked.unwritten = "not written", error
+            return
         checked.manifest = "written"
-        new.finish(manifest_text(report.tensors).encode())
         checked.notes.append(
-            f"the digests of {plural(len(report.tensors), 'tensor')} were written to "
-            f"{path_line(new.path)}, and compared with nothing"
+            f"the digests of {plural(len(report.tensors), 'tensor')} were written, and compared "
+            "with nothing"
         )
 
 
@@ -182,7 +195,9 @@ def _not_opened(path: str, problems: Sequence[KdaStreamError]) -> Result:
 
 
 def _is_unreadable(error: KdaStreamError, path: str) -> bool:
-    """Whether the system keeps the file back, or there is none at `path`; else it is at fault."""
+    """Whether nothing is said of the files: they are not at fault, or there is none at `path`."""
+    if isinstance(error, (NotBuiltError, MemoryRefusedError)):
+        return True
     return isinstance(error, PathError) and (
         error.code is ErrorCode.PATH_NOT_READABLE or error.path == os.path.abspath(path)
     )
@@ -311,7 +326,8 @@ def _told(checkpoint: Checkpoint, checked: _Checked) -> Result:
         "payload": _payload_json(checked),
         "notes": checked.notes,
     }
-    return Result(Exit.FINDING if problems else Exit.DONE, facts, lines, problems, verdict)
+    result = Result(Exit.FINDING if problems else Exit.DONE, facts, lines, problems, verdict)
+    return result if checked.unwritten is None else result.without_file(checked.unwritten)
 
 
 def _bound_text(checked: _Checked) -> str:

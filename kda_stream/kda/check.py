@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal
+from typing import Final, Literal
 
 from ..errors import ArgumentError, BindError, ErrorCode, listed, shown
 from ..limits import PROBLEMS_SHOWN_MAX
@@ -404,15 +404,16 @@ def _layer_list(numbers: Sequence[str]) -> str:
     return f"layer{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
+_WHAT_ELSE: Final = (
+    "bytes are never changed to fit: load a checkpoint that stores the layer as expected, or the "
+    "config.json that belongs to this one"
+)
+
+
 def _bind_error(
     what: str, path: str | None, problems: list[BindProblem], looks_like: str | None
 ) -> BindError:
-    general = (
-        "bytes are never changed to fit: load a checkpoint that stores the layer as expected, "
-        "or the config.json that belongs to this one"
-    )
-    hint = general if looks_like is None else f"{looks_like}; {general}"
-    error = BindError(ErrorCode.BIND_REFUSED, what, path=path, hint=hint)
+    error = BindError(ErrorCode.BIND_REFUSED, what, path=path, hint=looks_like or _WHAT_ELSE)
     error.problems = tuple(problems)
     error.looks_like = looks_like
     return error

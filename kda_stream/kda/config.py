@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from ..errors import ConfigError, ErrorCode, in_words
 from ..files import read_small_file
-from ..foreign import foreign_kind
+from ..foreign import not_json
 from ..jsontext import parse_json
-from ..limits import CONFIG_BYTES_MAX, INTEGER_MAX, SNIFF_BYTES
+from ..limits import CONFIG_BYTES_MAX, INTEGER_MAX
 from ..require import require_kind, require_path
 
 TEXT_CONFIG: Final = "text_config"
@@ -102,14 +102,13 @@ def read_config(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         document = parse_json(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        seen = foreign_kind(text[:SNIFF_BYTES], json_expected=True)
-        got, hint = seen or (str(error), "fetch the checkpoint's config.json again")
+        found = not_json(text, error)
         raise ConfigError(
             ErrorCode.CONFIG_NOT_JSON,
-            "the config is not valid JSON",
+            f"the config is {found.fault}",
             path=path,
-            got=got,
-            hint=hint,
+            got=found.got,
+            hint=found.hint or "fetch the checkpoint's config.json again",
         ) from None
     if not isinstance(document, dict):
         raise ConfigError(

@@ -56,7 +56,8 @@ class Decision:
             except PayloadError as error:
                 if error.code not in _ANOTHER_WAY_HELPS:
                     raise
-                notes.append(f"not {way.path}: {error.what}")
+                reason = error.what if error.got is None else f"{error.what}: {error.got}"
+                notes.append(f"not {way.path}: {reason}")
             else:
                 return way, notes
         attempt(last.path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
@@ -11,6 +13,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from cli.conftest import prepared
 from cli.running import COMMAND, ENVIRONMENT, INDEX, SHARDS, Rewrite, Run
 
 import kda_stream
@@ -194,6 +197,90 @@ def test_a_full_disk_under_stdout_is_told(small: Path) -> None:
         )
     assert done.returncode == 3
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+SHORT_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))"
+
+
+@pytest.mark.parametrize("env", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+def test_what_does_not_fit_under_stdout_is_told_and_never_cut_in_silence(
+    small: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    with open(tmp_path / "out", "w") as out:
+        done = subprocess.run(
+            [*prepared(SHORT_FILES), *COMMAND, "inspect", str(small), "--json"],
+            env={**ENVIRONMENT, **env},
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (tmp_path / "out").stat().st_size == 500
+    assert done.returncode == 3
+    assert done.stderr == "error: the output cannot be written: File too large\n"
+
+
+@pytest.mark.parametrize("env", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+def test_a_pipe_that_does_not_block_and_is_full_is_told_too(
+    small: Path, env: dict[str, str]
+) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    room = 1000
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.read(reader, 4096)
+    os.write(writer, bytes(4096 - room))
+    done = subprocess.run(
+        [*COMMAND, "inspect", str(small), "--json"],
+        env={**ENVIRONMENT, **env},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    os.close(reader)
+    assert done.returncode == 3
+    unavailable = os.strerror(errno.EAGAIN)
+    assert done.stderr in (
+        f"error: the output cannot be written: {unavailable}\n",
+        "error: the output cannot be written: write could not complete without blocking\n",
+    )
+
+
+def test_the_caller_s_streams_are_the_caller_s_again() -> None:
+    script = (
+        "import sys; from kda_stream.cli import main; before = sys.stdout, sys.stderr; "
+        "status = main(sys.argv[1:]); print(status, (sys.stdout, sys.stderr) == before)"
+    )
+    for option in ("-u", "-B"):
+        done = subprocess.run(
+            [sys.executable, option, "-c", script, "env", "-q"],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == "0 True\n"
+
+
+def test_a_reader_that_goes_away_is_no_error_without_dev_null_either(small: Path) -> None:
+    script = (
+        "import os, sys; os.devnull = '/nowhere/null'; from kda_stream.cli import main; "
+        "os._exit(main(sys.argv[1:]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "inspect", str(small), "--json"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=30), stderr) == (141, b"")
 
 
 # Odd names ---------------------------------------------------------------------------------------

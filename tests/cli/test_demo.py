@@ -42,7 +42,7 @@ def test_the_demo_keeps_what_it_wrote_into_a_directory_that_was_named(
     for name in ("empty", "not/there/yet"):
         ran = run("demo", name)
         assert ran.status == 0
-        assert f"{name}: kept" in ran.stdout
+        assert f"  files     {name}\n            kept\n" in ran.stdout
         found = []
         for file in sorted((tmp_path / name).glob("*.safetensors")):
             with safe_open(file, framework="numpy") as opened:

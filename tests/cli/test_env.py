@@ -22,6 +22,7 @@ from support.page_cache import cached_pages, cool, has_a_page_cache, warm
 from support.terminals import spying, without_modules
 
 import kda_stream
+from kda_stream.cli.machine import machine_facts, machine_lines
 from kda_stream.testing import DSA, KDA, Broken, Layout, write_broken_checkpoint
 from kda_stream.testing import write_checkpoint as write_small
 
@@ -31,7 +32,17 @@ PACKAGES = (
 )
 FACTS = {
     *("schema_version", "command", "exit_status", "problems"),
-    *("path", "versions", "system", "native", "page_bytes", "processors", "memory", "limits"),
+    *(
+        "path",
+        "versions",
+        "system",
+        "native",
+        "native_refusal",
+        "page_bytes",
+        "processors",
+        "memory",
+        "limits",
+    ),
     *("may_lock_all", "groups", "disk", "read"),
 }
 SPY = "import atexit, sys\natexit.register(lambda: print(*sys.modules, file=open(F, 'w')))"
@@ -169,12 +180,14 @@ def test_without_the_compiled_part_all_else_is_told(run: Run, small: Path, tmp_p
     ran = run("env", "--json", env=env)
     found = ran.json
     assert found["native"] is False
+    assert found["native_refusal"] == "kda_stream._native was taken away"
     assert found["versions"]["kda_stream"] == kda_stream.__version__
     assert found["page_bytes"] == resource.getpagesize()
     assert found["limits"]["descriptors"]["soft"] > 0
     assert found["disk"]["free_bytes"] > 0
     text = run("env", env=env)
     assert "kernel" in text.stdout
+    assert "its compiled part does not load: kda_stream._native was taken away" in text.stdout
     at_checkpoint = run("env", small, "--json", env=env).json
     assert at_checkpoint["native"] is False
     assert at_checkpoint["memory"]["total_bytes"] > 0
@@ -425,3 +438,33 @@ def test_a_package_whose_version_cannot_be_told_is_named_all_the_same(
     (tmp_path / "torch-1.0.dist-info" / "METADATA").write_text("")
     ran = run("env", "--json", env={"PYTHONPATH": str(tmp_path)})
     assert (ran.status, ran.json["versions"]["torch"]) == (0, "an unknown version")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [("MemoryError", "memory-refused"), ("OSError(5, 'EIO', 'shard')", "path-not-readable")],
+)
+def test_what_fails_while_the_checkpoint_is_looked_at_is_a_problem_beside_all_the_rest(
+    run: Run, small: Path, tmp_path: Path, raised: str, code: str
+) -> None:
+    env = spying(
+        tmp_path / "spy",
+        f"import kda_stream.cli.env as env\ndef fails(_): raise {raised}\nenv.kda_layers = fails\n",
+    )
+    ran = run("env", small, "--json", env=env)
+    assert ran.status == 3
+    assert [problem["code"] for problem in ran.json["problems"]] == [code]
+    assert set(ran.json) == FACTS
+    text = " ".join(run("env", small, env=env).stdout.split())
+    assert text.endswith("read not known: see the error")
+
+
+def test_a_long_path_is_on_one_line_as_it_is(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / ("with two  blanks " * 10)
+    folder.mkdir()
+    assert f"  path      {folder}\n" in run("env", folder).stdout
+
+
+def test_where_no_group_is_visible_no_limit_is_said_to_be_visible() -> None:
+    facts = {**machine_facts(), "groups": {"limit_bytes": None, "used_bytes": None}}
+    assert "  groups    no limit on memory is visible" in machine_lines(facts)

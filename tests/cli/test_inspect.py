@@ -15,7 +15,15 @@ from support.families import FAMILIES, Family, write_family
 import kda_stream
 from kda_stream import open_checkpoint
 from kda_stream.checkpoint.header import TensorInfo
-from kda_stream.testing import DSA, KDA, Layout, write_checkpoint
+from kda_stream.testing import (
+    DSA,
+    FIELD_TENSORS,
+    KDA,
+    Layout,
+    StoredTensor,
+    write_checkpoint,
+    write_shard,
+)
 
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 
@@ -282,3 +290,16 @@ def test_a_config_of_another_geometry_is_told_as_it_stands(
 ) -> None:
     path = edit_config(lambda config: config.update(hidden_size=4096))
     assert "hidden 4096, 4 heads of 16" in run("inspect", path).stdout
+
+
+def test_of_more_kda_layers_than_a_screen_has_the_first_are_placed(
+    run: Run, tmp_path: Path
+) -> None:
+    leaves = [leaf for leaves in FIELD_TENSORS.values() for leaf in leaves]
+    names = [f"model.layers.{n}.self_attn.{leaf}" for n in range(500) for leaf in leaves]
+    write_shard(tmp_path / "model.safetensors", [StoredTensor(n, "U8", (1,)) for n in names])
+    ran = run("inspect", tmp_path / "model.safetensors")
+    assert ran.status == 0
+    assert "500 KDA" in ran.stdout
+    assert " 319:1 and 180 more\n" in ran.stdout.replace("\n            ", " ")
+    assert len(ran.stdout.splitlines()) < 60

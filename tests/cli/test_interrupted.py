@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 import select
 import signal
@@ -267,6 +268,57 @@ def test_while_nobody_takes_what_it_prints(here: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=ANSWER_SECONDS) == 130
         assert process.stderr.read() == "interrupted\n"
+
+
+_TELLING_AT_ONCE = "import kda_stream.cli.progress as progress; progress._TELL_SECONDS = 0"
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """A pipe's end to write to, which takes no more and has nobody who reads."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(writer)
+    os.close(reader)
+
+
+def test_while_nobody_takes_what_it_says_of_its_progress(here: Path, full_pipe: int) -> None:
+    spy = spying(here / "spy", _TELLING_AT_ONCE)
+    process = subprocess.Popen(
+        launched([*COMMAND, *LONG["stream"]]),
+        cwd=here,
+        env={**ENVIRONMENT, **spy},
+        stdout=subprocess.DEVNULL,
+        stderr=full_pipe,
+    )
+    try:
+        while not shards_are_open(process.pid):
+            time.sleep(0.005)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=ANSWER_SECONDS) == 130
+    finally:
+        process.kill()
+
+
+def test_nobody_who_reads_of_its_progress_keeps_it_waiting(here: Path, full_pipe: int) -> None:
+    spy = spying(here / "spy", _TELLING_AT_ONCE)
+    done = subprocess.run(
+        launched([*COMMAND, "stream", "small"]),
+        cwd=here,
+        env={**ENVIRONMENT, **spy},
+        stdout=subprocess.PIPE,
+        stderr=full_pipe,
+        timeout=20,
+    )
+    assert done.returncode == 0
+    assert b"6 KDA layers" in done.stdout
 
 
 # On a terminal -----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from support.checkpoints import UNEVEN, Geometry
 from support.checkpoints import write_checkpoint as write_sparse
 from support.families import FAMILIES, write_family
 from support.html_pages import Element, Page, read_page
+from support.terminals import shards_are_open
 
 from kda_stream import open_checkpoint
 from kda_stream.cli.page import sampling
@@ -105,9 +106,9 @@ def test_an_interrupted_stream_leaves_no_report(wide: Path, tmp_path: Path) -> N
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
-        while not os.listdir(tmp_path):
+        while not shards_are_open(child.pid):
             time.sleep(0.005)
-        time.sleep(0.5)
+        time.sleep(0.3)
         child.send_signal(signal.SIGINT)
         _, stderr = child.communicate(timeout=20)
     finally:
@@ -421,13 +422,22 @@ def test_ticks_are_round_and_few(most: float, ticks: list[float]) -> None:
     assert round_ticks(most, 5) == pytest.approx(ticks)
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "fact"),
+    [("stream", "--report", "layers"), ("inspect", "--html", "tensors")],
+)
 def test_where_the_page_cannot_be_written_at_last_the_figures_are_told_all_the_same(
-    run: Run, small: Path, tmp_path: Path
+    run: Run, small: Path, tmp_path: Path, command: str, option: str, fact: str
 ) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
     page = tmp_path / "page.html"
-    found = run("stream", small, "--report", page, "--json", before=limit).json
-    assert (found["exit_status"], found["layers"], found["report"]) == (3, 6, None)
+    whole = run(command, small, "--json").json
+    found = run(command, small, option, page, "--json", before=limit).json
+    assert (found["exit_status"], found[fact]) == (3, whole[fact])
+    assert found[option.removeprefix("--")] is None
     (problem,) = found["problems"]
     assert (problem["code"], problem["path"]) == ("path-not-writable", str(page))
+    text = run(command, small, option, page, before=limit)
+    assert (text.status, len(text.errors)) == (3, 1)
+    assert len(text.stdout.splitlines()) == len(run(command, small).stdout.splitlines())
     assert not page.exists()

@@ -12,6 +12,7 @@ from cli.running import INDEX, SHARDS, EditConfig, Rewrite, Run
 from support.checkpoints import GLM, UNEVEN
 from support.checkpoints import write_checkpoint as write_sparse
 from support.families import FAMILIES, write_family
+from support.terminals import without_modules
 
 from kda_stream.testing import DSA, Layout, StoredTensor, write_checkpoint
 
@@ -297,3 +298,11 @@ def test_layers_of_another_family_than_the_one_asked_for_are_called_by_its_name(
     assert "KDA layers hold exactly the 15 tensors of GLM5_NEXT, each" in said
     assert "the layers are those of KIMI_K3: pass --family KIMI_K3, or auto" in said
     assert run("verify", written.folder, "--family", "KIMI_K3").status == 0
+
+
+def test_a_library_that_does_not_load_says_nothing_of_the_files(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    ran = run("verify", small, env=without_modules(tmp_path / "without", "kda_stream._native"))
+    assert (ran.status, ran.stdout) == (3, "")
+    assert "the compiled part of the library" in ran.errors[0]

@@ -129,12 +129,16 @@ def test_a_manifest_is_written_or_compared_and_not_both(run: Run, small: Path) -
 def test_what_is_no_manifest_is_refused_before_payload_is_read(
     run: Run, small: Path, tmp_path: Path
 ) -> None:
-    for text in ("", "{}", "no JSON"):
+    for text, got in (
+        ("", "a file that is empty"),
+        ("{}", "another document"),
+        ("no JSON", "Expecting value: line 1 column 1 (char 0)"),
+    ):
         (tmp_path / "sums.json").write_text(text)
         ran = run("verify", small, "--manifest", tmp_path / "sums.json", "--json")
         assert ran.status == 3
         (problem,) = ran.json["problems"]
-        assert problem["code"] == "manifest-invalid"
+        assert (problem["code"], problem["got"]) == ("manifest-invalid", got)
         assert "payload" not in ran.json
 
 
@@ -219,3 +223,31 @@ def test_a_checkpoint_that_cannot_be_opened_is_not_read(
     assert ran.status == 1
     assert "payload" not in ran.json
     assert not (tmp_path / "sums.json").exists()
+
+
+def test_a_manifest_that_cannot_be_written_at_last_is_told_beside_what_was_found(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    sums = tmp_path / "sums.json"
+    ran = run("verify", small, "--write-manifest", sums, "--json", before=limit)
+    assert (ran.status, ran.json["sound"]) == (3, True)
+    assert ran.json["payload"]["manifest"] == "not written"
+    (problem,) = ran.json["problems"]
+    assert (problem["code"], problem["path"]) == ("path-not-writable", str(sums))
+    text = run("verify", small, "--write-manifest", sums, before=limit)
+    assert (text.status, len(text.errors)) == (3, 1)
+    assert text.stdout.endswith("no problem\n")
+    assert not sums.exists()
+
+
+def test_what_was_found_counts_more_than_a_manifest_that_cannot_be_written(
+    run: Run, copied: Path, tmp_path: Path
+) -> None:
+    (copied / "config.json").write_text("{}")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    ran = run("verify", copied, "--write-manifest", tmp_path / "sums.json", "--json", before=limit)
+    assert ran.status == 1
+    codes = {problem["code"] for problem in ran.json["problems"]}
+    assert "path-not-writable" in codes
+    assert len(codes) > 1

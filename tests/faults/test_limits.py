@@ -366,6 +366,7 @@ print(json.dumps([*found, before.left()]))
     right, path, notes, left = run_fault(MANY_SHARDS + script, "auto")
     assert (right, path) == (True, "positional")
     assert notes[0].startswith("not direct:")
+    assert notes[0].endswith(f": {os.strerror(errno.EMFILE)}")
     assert left == {}
 
 

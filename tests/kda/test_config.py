@@ -294,3 +294,18 @@ def test_a_config_is_a_value() -> None:
     assert copy.deepcopy(GLM_CONFIG) == GLM_CONFIG
     with pytest.raises(AttributeError):
         GLM_CONFIG.heads = 32  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "the config is empty ("),
+        (b" \n", "the config is empty ("),
+        (b"[" * 200_000, "the config is nested too deeply ("),
+        (b"<html>", "the config is not valid JSON: got an HTML or XML page ("),
+    ],
+)
+def test_what_the_file_is_instead_is_told(tmp_path: Path, text: bytes, told: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(text)
+    assert told in str(refused(file, ErrorCode.CONFIG_NOT_JSON))

@@ -232,7 +232,7 @@ def test_a_dsa_layer_is_of_no_family_and_called_one(index: int | None, knowing: 
     error = refused(source, config_or_none(UNEVEN, knowing=knowing))
     called = "the layer" if index is None else f"layer {index}"
     assert str(error).startswith(f"{called} is a DSA block, not a KDA block")
-    assert error.looks_like == "leave the layer out: only KDA layers are bound"
+    assert error.hint == error.looks_like == "leave the layer out: only KDA layers are bound"
 
 
 @each_family

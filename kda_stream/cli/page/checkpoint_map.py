@@ -226,7 +226,7 @@ def _shards_section(facts: Mapping[str, Any], places: Mapping[str, _ShardPlaces]
         document.legend(
             [
                 ("kda-0", "KDA layer"),
-                ("kda-1", "the next KDA layer"),
+                ("kda-1", "the next one: the shades alternate"),
                 ("other", "other tensors"),
             ]
         ),

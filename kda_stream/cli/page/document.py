@@ -15,7 +15,7 @@ from typing import Any, Final
 from ... import __version__
 from ...files import NewFile
 from ...limits import LINE_CHARS_MAX
-from ..output import path_line, row
+from ..output import path_row
 from .markup import Markup, element, escaped, joined, json_block
 
 _LONG_CHARS: Final = 60  # a text that is broken into lines rather than making its table wider
@@ -34,7 +34,7 @@ def maybe_file(path: str | None) -> AbstractContextManager[NewFile | None]:
 
 def file_row(label: str, path: str | None) -> list[str]:
     """The row of the command's text that names the page's file; none without one."""
-    return [] if path is None else row(label, path_line(path))
+    return [] if path is None else [path_row(label, path)]
 
 
 def page(title: str, lead: str, parts: Iterable[Markup], facts: dict[str, Any]) -> bytes:
@@ -128,8 +128,12 @@ def fact_list(facts: Iterable[Fact]) -> Markup:
     return element("dl", *map(_fact, facts), class_="facts")
 
 
+_NO_BREAK: Final = "\u00a0"
+
+
 def _fact(fact: Fact) -> Markup:
-    value = element("data", fact.text, value=json.dumps(fact.value), data_fact=fact.name)
+    text = fact.text.replace(" ", _NO_BREAK) if isinstance(fact.value, int | float) else fact.text
+    value = element("data", text, value=json.dumps(fact.value), data_fact=fact.name)
     more = element("small", fact.more) if fact.more else ""
     return element("div", element("dt", fact.label), element("dd", value, more))
 

@@ -16,7 +16,7 @@ from ...errors import PathError, shown
 from ...files import NewFile
 from ...staging.residency import MemoryUse
 from ...stream import KdaLayer, KdaLayerStream
-from ..output import Exit, Result, exact_size, plural, size
+from ..output import Result, exact_size, plural, size
 from ..survey import kda_tensors
 from . import document
 from .document import Cell, Fact, Number, about, count, file_row, section, table
@@ -126,9 +126,8 @@ class StreamRecord:
         if self._file is not None and self._sampler is not None:
             try:
                 self._file.finish(stream_page(facts, self._layers, self._sampler))
-            except PathError as error:  # what was streamed was streamed
-                facts["report"] = None
-                return replace(result, exit=Exit.CANNOT_READ, facts=facts, problems=(error,))
+            except PathError as error:
+                return replace(result, facts=facts).without_file(error, report=None)
         return replace(result, facts=facts, lines=[*result.lines, *file_row("page", self._path)])
 
 
@@ -290,8 +289,8 @@ def _cache_section(sampler: Sampler, seconds: float) -> Markup:
         told = f"{size(first)}, all the time"
     return section(
         heading,
-        document.legend([("line-1", told)]),
-        time_chart([Line("line-1", points)], seconds, most, bytes_unit(most), told),
+        document.legend([("line-1", f"{told}; a dot for each sample")]),
+        time_chart([Line("line-1", points, has_dots=True)], seconds, most, bytes_unit(most), told),
         *([about(f"Not known any more: {refusal}.")] if refusal else []),
     )
 

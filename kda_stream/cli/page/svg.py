@@ -31,10 +31,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart: its class and its points (seconds, figure)."""
+    """A line of a chart: its class and its points (seconds, figure), each of them a dot or not."""
 
     style: str
     points: Sequence[Point]
+    has_dots: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +93,17 @@ def _top(most: float) -> float:
 def time_chart(lines: Sequence[Line], seconds: float, most: float, unit: Unit, told: str) -> Markup:
     """Lines over time from 0 to `seconds`, on an axis with room for `most`; `told` describes it."""
     top = _top(most / unit.scale) * unit.scale
-    drawn = (
-        element(
-            "polyline",
-            points=Markup(
-                " ".join(
-                    f"{_BOX * at / seconds:.1f},{_BOX * (1 - figure / top):.1f}"
-                    for at, figure in line.points
-                )
-            ),
-            class_=f"line {line.style}",
-        )
-        for line in lines
-    )
+    drawn: list[Markup] = []
+    for line in lines:
+        places = [
+            f"{_BOX * at / seconds:.1f},{_BOX * (1 - figure / top):.1f}"
+            for at, figure in line.points
+        ]
+        class_ = f"line {line.style}"
+        drawn.append(element("polyline", points=Markup(" ".join(places)), class_=class_))
+        if line.has_dots:  # strokes of no length, which the box does not stretch
+            dots = Markup("".join(f"M{place}h0" for place in places))
+            drawn.append(element("path", d=dots, class_=f"{class_} dots"))
     box = element(
         "svg",
         *drawn,
