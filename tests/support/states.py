@@ -270,8 +270,8 @@ class Folder:
         return [name for name, file in self.files.items() if file is None]
 
     def placed(self) -> Mapping[str, str]:
-        """Tensor name -> file, as the index says."""
-        places = self.saved.written.weight_map
+        """Tensor name -> file, as the index says and in its order."""
+        places: dict[str, str] = json.loads(self.saved.index)["weight_map"]
         return {**places, MISPLACED: list(self.files)[1]} if self.index == "misplaced" else places
 
     def fault_of(self, name: str) -> Refusal | None:
