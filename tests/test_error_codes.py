@@ -427,7 +427,7 @@ def test_layers_two_prefixes(told: Told, tmp_path: Path) -> None:
 def test_layer_unknown(told: Told, one_layer: Written) -> None:
     with (
         open_checkpoint(one_layer.folder) as checkpoint,
-        told(KeyError, path=one_layer.folder, expected="one of 1 layers from 0 to 0"),
+        told(KeyError, path=one_layer.folder, expected="layer 0, the only one under"),
     ):
         checkpoint.layer(7)
     assert "no layer 7" in told.error.what
