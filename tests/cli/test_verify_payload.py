@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from cli.running import COMMAND, ENVIRONMENT, SHARDS, Run
 
-from kda_stream import KIMI_K3, KdaConfig, PathError, open_checkpoint
-from kda_stream.files import NewFile
+from kda_stream import KIMI_K3, KdaConfig, open_checkpoint
 from kda_stream.testing import Layout, Replica, StoredTensor, write_replica
 
 TENSORS = len(Layout().tensors())
@@ -160,15 +159,6 @@ def test_a_manifest_that_cannot_be_written_is_refused_before_payload_is_read(
 def test_an_empty_name_for_a_manifest_is_refused(run: Run, small: Path) -> None:
     ran = run("verify", small, "--write-manifest", "", "--json")
     assert (ran.status, ran.json["problems"][0]["code"]) == (3, "path-not-writable")
-
-
-def test_a_manifest_that_another_process_wrote_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    with NewFile(str(tmp_path / "sums.json")) as new:
-        (tmp_path / "sums.json").write_text("theirs")
-        with pytest.raises(PathError):
-            new.finish(b"ours")
-    assert (tmp_path / "sums.json").read_text() == "theirs"
-    assert os.listdir(tmp_path) == ["sums.json"]
 
 
 def test_a_manifest_has_the_permissions_that_the_umask_leaves(
