@@ -15,7 +15,7 @@ _HINTS: Final = {
     ErrorCode.LAYERS_MISSING: "the download is incomplete, or the config.json is another "
     "checkpoint's; to stream those that are there, name them: --layers N,N,...",
 }
-_ARGUMENT: Final = re.compile(r'\b(read|lock)="(\w+)"')
+_ARGUMENT: Final = re.compile(r'\b(read|lock|family)="?(\w+)"?')
 
 
 def hint_of(error: KdaStreamError) -> str | None:

@@ -21,10 +21,7 @@ def what_it_looks_like(
     `wrong_dtypes` the names of tensors whose dtype the family asked for does not take.
     """
     for family in fitting:
-        return (
-            f"{_said_of_conv(tensors)}this is {family}, {family.about}: pass family={family} "
-            f"(the command: --family {family})"
-        )
+        return f"{_said_of_conv(tensors)}this is {family}, {family.about}: pass family={family}"
     for looks, text in _KNOWN:
         if looks(tensors):
             return text

@@ -78,6 +78,7 @@ def test_a_layer_that_is_no_kda_layer(run: Run, small: Path) -> None:
     [
         ('pass read="auto"', "pass --read auto"),
         ('raise it, or pass read="positional"', "raise it, or pass --read positional"),
+        ("this is KIMI_K3: pass family=KIMI_K3", "this is KIMI_K3: pass --family KIMI_K3"),
         ("check the path", "check the path"),
         (None, None),
     ],

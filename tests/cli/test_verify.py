@@ -135,7 +135,7 @@ def test_the_option_that_a_hint_tells_of_is_the_one_that_passes(
 ) -> None:
     path = rewritten(lambda t: t._replace(dtype="F32") if "conv1d" in t.name else t)
     (hint,) = run("verify", path).hints
-    option = hint.partition("(the command: ")[2].partition(")")[0].split()
+    option = hint.partition("pass ")[2].split()
     assert option == ["--family", "GLM5_NEXT_F32_CONV"]
     assert run("verify", path, *option).status == 0
     refused = run("stream", path)
