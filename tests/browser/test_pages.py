@@ -104,6 +104,30 @@ def test_a_stream_is_drawn_without_an_error_and_with_its_numbers(
         assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
 
 
+@pytest.mark.parametrize("name", ["inspect", "stream"])
+def test_a_figure_stays_beside_its_unit_and_within_its_card(
+    opened: Opened, folder: Path, name: str
+) -> None:
+    broken = """all => all.filter(one => {
+        const line = parseFloat(getComputedStyle(one).lineHeight);
+        return one.offsetHeight > 1.5 * line || one.scrollWidth > one.clientWidth;
+    }).map(one => one.innerText)"""
+    for width in (360, 420, 900, 1300):
+        with opened(folder / f"{name}.html", viewport={"width": width, "height": 900}) as page:
+            assert page.eval_on_selector_all("dd data", broken) == [], width
+
+
+def test_each_sample_of_the_page_cache_is_a_round_dot(opened: Opened, folder: Path) -> None:
+    with opened(folder / "stream.html", viewport=WIDE) as page:
+        dots = page.locator("path.dots")
+        assert dots.count() == 1
+        drawn = dots.evaluate("one => [one.getAttribute('d'), getComputedStyle(one)]")[0]
+        line = page.locator("section:has(path.dots) polyline").get_attribute("points")
+        assert [at.removesuffix("h0") for at in drawn.split("M")[1:]] == line.split()
+        style = "one => getComputedStyle(one).strokeLinecap"
+        assert dots.evaluate(style) == "round"
+
+
 def test_a_shard_is_drawn_as_wide_as_its_share_of_the_longest(opened: Opened, folder: Path) -> None:
     sizes = [shard["bytes"] for shard in facts(folder, "inspect")["shards"]]
     with opened(folder / "inspect.html", viewport=WIDE) as page:

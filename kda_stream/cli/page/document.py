@@ -128,12 +128,8 @@ def fact_list(facts: Iterable[Fact]) -> Markup:
     return element("dl", *map(_fact, facts), class_="facts")
 
 
-_NO_BREAK: Final = "\u00a0"
-
-
 def _fact(fact: Fact) -> Markup:
-    text = fact.text.replace(" ", _NO_BREAK) if isinstance(fact.value, int | float) else fact.text
-    value = element("data", text, value=json.dumps(fact.value), data_fact=fact.name)
+    value = element("data", fact.text, value=json.dumps(fact.value), data_fact=fact.name)
     more = element("small", fact.more) if fact.more else ""
     return element("div", element("dt", fact.label), element("dd", value, more))
 
