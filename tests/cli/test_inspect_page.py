@@ -16,7 +16,7 @@ from support.families import FAMILIES, write_family
 from support.html_pages import Element, Page, read_page
 
 import kda_stream.cli.page
-from kda_stream import KdaConfig, open_checkpoint
+from kda_stream import AttnBlockKind, KdaConfig, open_checkpoint
 from kda_stream.testing import DSA, KDA, Layout, StoredTensor, write_checkpoint, write_shard
 
 STYLE = Path(kda_stream.cli.page.__file__).with_name("page.css")
@@ -285,6 +285,23 @@ def test_a_file_without_decoder_layers_is_drawn_without_them(
         "1",
     ]
     assert "not known: prefix, layers" in page.root.one("ul", class_="notes").text
+    assert [one.text for one in page.root.all("ul", class_="legend")] == ["other tensors"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        ((KDA, DSA), "KDA layerother tensors"),
+        ((KDA, KDA), "KDA layerthe next one: the shades alternateother tensors"),
+    ],
+)
+def test_a_legend_has_what_is_drawn_and_nothing_else(
+    run: Run, tmp_path: Path, kinds: tuple[AttnBlockKind, ...], told: str
+) -> None:
+    path = write_checkpoint(tmp_path / "c", Layout(kinds=kinds, shards=1))
+    assert run("inspect", path, "--html", "p.html").status == 0
+    legends = [one.text for one in read_page(tmp_path / "p.html").root.all("ul", class_="legend")]
+    assert legends[1:] == [told, "KDA layersother tensors"]
 
 
 def test_an_empty_checkpoint_is_drawn(run: Run, tmp_path: Path) -> None:

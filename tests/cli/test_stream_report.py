@@ -198,6 +198,22 @@ def test_each_layer_has_a_bar_as_high_as_its_time_drawn_by_its_way(
         assert height / max(heights) == pytest.approx(seconds / max(times), abs=0.02)
 
 
+def test_a_rate_is_told_in_the_unit_of_its_axis(run: Run, small: Path, tmp_path: Path) -> None:
+    run("stream", small, "--report", "page.html")
+    page = read_page(tmp_path / "page.html")
+    (section,) = (part for part in page.root.all("section") if part.one("h2").text == "Rate")
+    unit = "MB/s" if "MB/s" in section.one("svg", class_="plot").text else "GB/s"
+    assert re.search(rf"over all: \d+\.\d{{3}} {unit}", section.text)
+
+
+def test_why_a_layer_was_read_so_is_broken_between_words(
+    run: Run, small: Path, tmp_path: Path
+) -> None:
+    run("stream", small, "--report", "page.html")
+    cells = read_page(tmp_path / "page.html").root.all("td", class_="long")
+    assert {cell.text for cell in cells} == {"100 % of it was in the page cache"}
+
+
 def bars(page: Page) -> list[Element]:
     (section,) = (
         part for part in page.root.all("section") if part.one("h2").text == "Time of each layer"

@@ -209,10 +209,14 @@ def _cells(layers: Iterable[LayerFacts]) -> Iterator[Markup]:
         )
 
 
+_OTHER: Final = ("other", "other tensors")
+
+
 def _shards_section(facts: Mapping[str, Any], places: Mapping[str, _ShardPlaces]) -> Markup:
     shards = facts["shards"]
     most = max(shard["bytes"] for shard in shards)
     parity = {one["index"]: at % 2 for at, one in enumerate(_kda_details(facts))}
+    kda_entries = [("kda-0", "KDA layer"), ("kda-1", "the next one: the shades alternate")]
     rows = (
         _shard_row(number, shard, places[shard["file"]], most, parity)
         for number, shard in enumerate(shards[:ROWS_MAX], 1)
@@ -223,13 +227,7 @@ def _shards_section(facts: Mapping[str, Any], places: Mapping[str, _ShardPlaces]
             f"Each bar is a shard, to the scale of its bytes (the longest: {size(most)}). Beside "
             "it: which KDA layers lie in it."
         ),
-        document.legend(
-            [
-                ("kda-0", "KDA layer"),
-                ("kda-1", "the next one: the shades alternate"),
-                ("other", "other tensors"),
-            ]
-        ),
+        document.legend([*kda_entries[: len(parity)], _OTHER]),
         element("ol", *rows, class_="map"),
         document.more_than_shown(len(shards)),
     )
@@ -289,7 +287,7 @@ def _dtypes_section(facts: Mapping[str, Any]) -> Markup:
         )
     return section(
         "Bytes by dtype",
-        document.legend([("kda-0", "KDA layers"), ("other", "other tensors")]),
+        document.legend([*([("kda-0", "KDA layers")] if facts["kda_bytes"] else []), _OTHER]),
         element("ol", *rows, class_="map dtypes"),
     )
 

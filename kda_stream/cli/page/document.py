@@ -19,6 +19,7 @@ from ..output import path_row
 from .markup import Markup, element, escaped, joined, json_block
 
 _LONG_CHARS: Final = 60  # a text that is broken into lines rather than making its table wider
+_LONG_WORDS_CHARS: Final = 25  # the same of a text that can be broken between words
 _LINE_END: Final = Markup("\n")
 ROWS_MAX: Final = 1000
 """How many layers or shards a page shows of each: no model has more, and a hostile file could."""
@@ -188,7 +189,8 @@ def _order(column: int, is_number: bool) -> str:
 def _cell(cell: Cell) -> Markup:
     if isinstance(cell, Number):
         return element("td", cell.text, class_="number", data_value=repr(cell.value))
-    return element("td", cell, class_="long" if len(cell) > _LONG_CHARS else None)
+    is_long = len(cell) > (_LONG_WORDS_CHARS if " " in cell else _LONG_CHARS)
+    return element("td", cell, class_="long" if is_long else None)
 
 
 def more_than_shown(items: int) -> Markup:

@@ -211,16 +211,18 @@ def _rate_section(facts: Mapping[str, Any], layers: Sequence[LayerTime], seconds
         Line("line-4", [(0.0, mean), (facts["seconds"], mean)]),
     ]
     most = max(mean, *(rate for _, rate in points))
-    told = f"rate over time, {mean / 1e9:.3f} GB/s over all"
+    unit = _rate_unit(most)
+    over_all = f"{mean / unit.scale:.3f} {unit.name}"
+    told = f"rate over time, {over_all} over all"
     return section(
         "Rate",
         document.legend(
             [
                 ("line-1", f"over the last {1000 * window:.3g} ms"),
-                ("line-4", f"over all: {mean / 1e9:.3f} GB/s"),
+                ("line-4", f"over all: {over_all}"),
             ]
         ),
-        time_chart(lines, seconds, most, _rate_unit(most), told),
+        time_chart(lines, seconds, most, unit, told),
     )
 
 
@@ -369,7 +371,7 @@ def _samples_section(sampler: Sampler, seconds: float) -> Markup:
         f"{plural(len(sampler.memory), 'sample')} of memory, one every {INTERVAL_SECONDS:g} s or "
         f"fewer, and {len(sampler.cache):,} of the page cache, of each shard when a layer of it "
         "has come and of all at both ends. The thread that took them used "
-        f"{sampler.spent_seconds:.4f} s of processor time "
+        f"{1000 * sampler.spent_seconds:.3g} ms of processor time "
         f"({100 * sampler.spent_seconds / seconds:.2f} % of the stream's time)."
     )
     heads = ("Second", "Anonymous", "File pages", "Page-locked", "Peak")
