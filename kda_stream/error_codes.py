@@ -290,7 +290,7 @@ class ErrorCode(str, Enum):
     memory. Do: pass `read="auto"`. `PayloadError`."""
 
     MEMORY_REFUSED = "memory-refused"
-    """The system gives no memory for the slots. Likely: too many slots, or a limit on address
+    """The system gives no memory. Likely: too many slots, or a limit on address
     space. Do: use fewer, or raise the limit. `MemoryRefusedError`."""
 
     LOCK_REFUSED = "lock-refused"

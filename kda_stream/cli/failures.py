@@ -24,11 +24,6 @@ _LAYER_FINDINGS: Final = (
 )
 
 
-_MORE_MEMORY: Final = (
-    "`kda-stream env` tells the limits on memory; a stream takes less with fewer slots"
-)
-
-
 def known(error: KdaStreamError | OSError | MemoryError) -> KdaStreamError:
     """The error as one of the library's own."""
     if isinstance(error, KdaStreamError):
@@ -37,7 +32,10 @@ def known(error: KdaStreamError | OSError | MemoryError) -> KdaStreamError:
         what = error.strerror or str(error)
         hint = "check the path, its permissions and the room on its disk"
         return PathError(ErrorCode.PATH_NOT_READABLE, what, path=error.filename, hint=hint)
-    return MemoryRefusedError(ErrorCode.MEMORY_REFUSED, "out of memory", hint=_MORE_MEMORY)
+    return MemoryRefusedError(
+        ErrorCode.MEMORY_REFUSED,
+        "out of memory",
+    )
 
 
 def exit_of(error: KdaStreamError) -> Exit:

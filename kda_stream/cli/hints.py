@@ -14,6 +14,8 @@ _HINTS: Final = {
     ErrorCode.LAYER_UNKNOWN: "`kda-stream inspect` lists the layers",
     ErrorCode.LAYERS_MISSING: "the download is incomplete, or the config.json is another "
     "checkpoint's; to stream those that are there, name them: --layers N,N,...",
+    ErrorCode.MEMORY_REFUSED: "raise the limit on memory, which `kda-stream env` tells; a stream "
+    "takes less with fewer slots",
 }
 _ARGUMENT: Final = re.compile(r'\b(read|lock|family)="?(\w+)"?')
 

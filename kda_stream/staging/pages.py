@@ -261,7 +261,7 @@ def map_anonymous(nbytes: int) -> Mapping:
     if pointer == lib.MAP_FAILED:
         raise MemoryRefusedError(
             ErrorCode.MEMORY_REFUSED,
-            "the system refuses the memory for the slots",
+            "the system refuses the memory",
             expected=f"{in_words(rounded)} bytes",
             got=refusal,
             hint="use fewer slots, or raise the limit on memory",

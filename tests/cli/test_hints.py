@@ -88,5 +88,5 @@ def test_arguments_are_told_as_options(library_s: str | None, command_s: str | N
 
 
 def test_memory_that_runs_out_has_a_hint_for_every_command() -> None:
-    assert "kda-stream env" in (known(MemoryError()).hint or "")
+    assert "kda-stream env" in (hint_of(known(MemoryError())) or "")
     assert isinstance(known(MemoryError()), MemoryRefusedError)
