@@ -23,7 +23,10 @@ from kda_stream.staging.native import extension
 
 RunPython = Callable[..., Any]
 
-# A process that was started in the background, as this one may have been, ignores SIGINT.
+# A process that was started in the background, as this one may have been, ignores SIGINT, and so
+# does what it starts: tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 SIGINT_RAISES = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 # There too, but for what Python 3.12 says of a fork beside threads: some scripts are about that.
 WARNINGS_ARE_ERRORS = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
