@@ -32,10 +32,8 @@ def known(error: KdaStreamError | OSError | MemoryError) -> KdaStreamError:
         what = error.strerror or str(error)
         hint = "check the path, its permissions and the room on its disk"
         return PathError(ErrorCode.PATH_NOT_READABLE, what, path=error.filename, hint=hint)
-    return MemoryRefusedError(
-        ErrorCode.MEMORY_REFUSED,
-        "out of memory",
-    )
+    hint = "raise the limit on memory"
+    return MemoryRefusedError(ErrorCode.MEMORY_REFUSED, "out of memory", hint=hint)
 
 
 def exit_of(error: KdaStreamError) -> Exit:
