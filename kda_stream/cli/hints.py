@@ -13,7 +13,7 @@ _HINTS: Final = {
     "open it in Python, with header_bytes_max=",
     ErrorCode.LAYER_UNKNOWN: "`kda-stream inspect` lists the layers",
     ErrorCode.LAYERS_MISSING: "the download is incomplete, or the config.json is another "
-    "checkpoint's; to stream those that are there, name them: --layers N,N,...",
+    "checkpoint's; `kda-stream stream --layers N,N,...` streams those that are there",
     ErrorCode.MEMORY_REFUSED: "raise the limit on memory, which `kda-stream env` tells; a stream "
     "takes less with fewer slots",
 }

@@ -42,7 +42,7 @@ def machine_facts() -> dict[str, Any]:
 
     `versions`, `system`, `native`, `native_refusal` (why the compiled part cannot be loaded; null
     where it can), `page_bytes`, `processors`, `memory`, `limits`, `may_lock_all`
-    (whether the process has CAP_IPC_LOCK, for which the limit on locked memory does not hold; null
+    (whether the process has CAP_IPC_LOCK, for which the limit on locked memory does not count; null
     where the system does not tell) and `groups`.
     """
     memory, group, native_refusal = machine_memory(), group_memory(), _native_refusal()
@@ -156,7 +156,11 @@ def machine_lines(facts: dict[str, Any]) -> list[str]:
         *row(
             "limits",
             f"locked memory {_limit_text(limits['memlock_bytes'], size)}"
-            + (", which does not hold: it may lock all" if facts["may_lock_all"] else ""),
+            + (
+                ", which does not count: with CAP_IPC_LOCK it may lock all"
+                if facts["may_lock_all"]
+                else ""
+            ),
         ),
         *row("", f"descriptors {_limit_text(limits['descriptors'], _number)}"),
         *row("", f"address space {_limit_text(limits['address_space_bytes'], size)}"),

@@ -78,7 +78,9 @@ def _layer_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
-        raise ArgumentTypeError(f"expected numbers such as 0,1,9, got {text!r}") from None
+        raise ArgumentTypeError(
+            f"expected numbers such as 0,1,9 and no ranges, got {text!r}"
+        ) from None
 
 
 def _run(arguments: Namespace) -> Result:

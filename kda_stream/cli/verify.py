@@ -239,7 +239,8 @@ def _note_another_family(checked: _Checked) -> None:
     """Say of layers that are refused, and are exactly those of another family, of which."""
     numbers = set(checked.kda)
     found = {layer.family for layer in checked.layers if int(layer.index) in numbers}
-    others = sorted(name for name in found if name and name not in checked.families)
+    told = {str(checked.family), *checked.families}  # of that asked for, the config may not fit
+    others = sorted(name for name in found if name and name not in told)
     if others and checked.family != "auto":
         checked.notes.append(
             f"the layers are those of {' and '.join(others)}: pass --family {others[0]}, or auto"
@@ -247,12 +248,11 @@ def _note_another_family(checked: _Checked) -> None:
 
 
 def _note_what_is_not_counted(checkpoint: Checkpoint, checked: _Checked) -> None:
-    if checkpoint.config is not None and (
-        hidden_layer_count(checkpoint.config, checkpoint.config_path) is None
-    ):
+    config = checkpoint.config
+    if config is None or hidden_layer_count(config, checkpoint.config_path) is None:
+        lack = "there is no config" if config is None else "the config has no num_hidden_layers"
         checked.notes.append(
-            "the config has no num_hidden_layers: it is not known whether layers are missing, and "
-            "which are MTP layers"
+            f"{lack}: it is not known whether layers are missing, and which are MTP layers"
         )
 
 
@@ -312,7 +312,8 @@ def _told(checkpoint: Checkpoint, checked: _Checked) -> Result:
         *note_rows(checked.notes),
     ]
     found = plural(len(problems), "problem") if problems else "no problem"
-    verdict = f"{plural(report.shards, 'shard')}, {kinds_text(counts)}, {found}"
+    kinds = kinds_text(counts) if checked.layers else "layers not known"
+    verdict = f"{plural(report.shards, 'shard')}, {kinds}, {found}"
     facts = {
         "path": checkpoint.path,
         "sound": not problems,

@@ -306,3 +306,25 @@ def test_a_library_that_does_not_load_says_nothing_of_the_files(
     ran = run("verify", small, env=without_modules(tmp_path / "without", "kda_stream._native"))
     assert (ran.status, ran.stdout) == (3, "")
     assert "the compiled part of the library" in ran.errors[0]
+
+
+def test_a_config_that_does_not_fit_is_not_said_to_be_of_another_family(
+    run: Run, edit_config: EditConfig
+) -> None:
+    path = edit_config(lambda config: config.update(hidden_size=65))
+    ran = run("verify", path)
+    assert ran.status == 1
+    assert "--family" not in ran.stdout
+
+
+def test_without_a_config_it_is_noted_what_is_not_known(run: Run, copied: Path) -> None:
+    (copied / "config.json").unlink()
+    notes = run("verify", copied, "--json").json["notes"]
+    told = "it is not known whether layers are missing, and which are MTP layers"
+    assert notes == [f"there is no config: {told}"]
+
+
+def test_layers_that_cannot_be_told_are_not_counted_as_none(run: Run, copied: Path) -> None:
+    (copied / "config.json").write_text("")
+    ran = run("verify", copied)
+    assert (ran.status, ran.stdout.splitlines()[-1]) == (1, "3 shards, layers not known, 1 problem")
